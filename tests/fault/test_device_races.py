@@ -42,7 +42,7 @@ raw = pytest.fixture(raws)
 def test_a_damaged_disk_image_never_gets_to_a_device(
     how: str, serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    """It is hashed while it is copied: a truncated file must not end the process that hashes it."""
+    """Hashing happens while the image is copied: a truncated file must not end the process that hashes it."""
     daemon, path = serve_gpu(), checkpoint("m", nbytes=20 << 20)
     DAMAGES[how](put_on_disk(daemon, path))
     with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:

@@ -1,4 +1,4 @@
-"""What code of a model does beside answering: forks, threads that finish late. None of it is taken for an answer."""
+"""Acts of a model's code beside answering: forks, threads that finish late. None of it is taken for an answer."""
 
 from __future__ import annotations
 

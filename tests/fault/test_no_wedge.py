@@ -1,4 +1,4 @@
-"""What once wedged, lost or stalled a whole store, each put to a real daemon. docs/faults.md names these tests."""
+"""Faults that once wedged, lost or stalled a store, each put to a real daemon. docs/faults.md names these tests."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ def test_a_terabyte_that_fits_nowhere_is_refused_before_it_is_read(
 def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Formats whose headers do not tell the size, so that nothing but their turns is left to bound them."""
+    """Formats whose headers do not state the size, so that nothing but their turns is left to bound them."""
     monkeypatch.setattr("trims.store.resolve.resolver.least_image_bytes", lambda artifact: 0)
     monkeypatch.setattr(hashing, "TURN_BYTES", 16 << 20)
     other = Asker(daemon)

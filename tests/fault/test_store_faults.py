@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def expected_of(path: Path) -> np.ndarray:
-    """What the file's one tensor is, read without trims."""
+    """Return the file's one tensor, read without trims."""
     found: np.ndarray = load_file(path)["weight"]
     return found
 

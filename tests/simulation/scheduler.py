@@ -21,7 +21,7 @@ class Task:
 
 
 class Scheduler:
-    """What would run in threads, now or later.
+    """Scheduler of the work that would run in threads, now or later.
 
     Args:
         choices: Decide what runs next and how long it is delayed.
@@ -50,7 +50,7 @@ class Scheduler:
         self.tasks.append(Task(pool, work, self.now_s + delay_s))
 
     def ready(self) -> list[Task]:
-        """What may run now."""
+        """Return the tasks that may run now."""
         return [task for task in self.tasks if task.not_before_s <= self.now_s]
 
     def run_one(self, *, any_order: bool = True) -> bool:

@@ -74,7 +74,7 @@ _keys: dict[str, str] = {}
 
 
 def keys() -> dict[str, str]:
-    """The same, found out once."""
+    """Return the keys of all contents, found out once."""
     if not _keys:
         with tempfile.TemporaryDirectory() as folder:
             _keys.update(keys_of_contents(Path(folder)))
@@ -121,7 +121,7 @@ class FaultyCatalog(Catalog):
 
 
 class WatchedResolver(Resolver):
-    """A resolver that tells when it looks at files, and during whose looks an operator may do something."""
+    """Resolver that reports when it looks at files, and during whose looks an operator may do something."""
 
     judge: Judge
     meanwhile: Callable[[], None]
@@ -170,7 +170,7 @@ class World:
         self.verify_every = 1 + choices.below(8)
         self.lives = 0
         self.events = 0
-        #: What the scheduler has let happen: how often, by kind.
+        #: Counts of the kinds of things that the scheduler has let happen.
         self.happened: Counter[str] = Counter()
         self.seen: Counter[tuple[str, str]] = Counter()
         self.clients: list[Client] = []
@@ -380,7 +380,7 @@ class World:
             self.judge.in_door = False
 
     def send(self, client: Client, message: dict[str, Any], fd: int = -1) -> None:
-        """What the door would write into the client's socket."""
+        """Take a message that the door would write into the client's socket."""
         encode(message)  # raises if it is too long for a frame
         if "error" in message:
             self.happened["refused for a quota"] += message["error"]["code"] == "quota"
@@ -410,7 +410,7 @@ class World:
         self.judge.lost(lease.number)
 
     def _upgraded(self, session: int, key: str) -> None:
-        """A session is told that an image it reads from disk lies in memory: it moves there, or does not listen."""
+        """Notify a session that an image it reads from disk lies in memory: it moves there, or does not listen."""
         leases = self.judge.upgraded(session, key)
         client = next((each for each in self.clients if each.number == session), None)
         if client is not None and self.choices.chance(2):
@@ -486,7 +486,7 @@ class World:
                 self.trace.append("rm could not be written")
 
     def pin(self, name: str, place: Any, *, pinned: bool) -> None:
-        """`trims pin` or `unpin`. Only what an operator was told to be pinned is judged."""
+        """Run `trims pin` or `unpin`. Only a pin that was reported to an operator is judged."""
         if not pinned:
             self.judge.pins.pop((name, place), None)
         try:

@@ -81,7 +81,7 @@ class DeviceShelf:
         return self.opened[-1]
 
     def bytes_of(self, image: Path) -> bytes:
-        """What lies there now."""
+        """Return the bytes that lie in an image's allocation now."""
         made = self.allocations[str(image)]
         return self.owner.read(made, made.nbytes)
 

@@ -32,7 +32,7 @@ SIGNALS, LATER_S = 500, 4e-6
 
 
 class InterruptError(BaseException):
-    """What the signal handler raises."""
+    """Error that the signal handler raises."""
 
 
 class Interrupter:

@@ -1,4 +1,4 @@
-"""What tests ask of a daemon in their own process: its books, as the control door shows them, and the facts."""
+"""Looks at a daemon in the tests' own process: its books, as the control door shows them, and the facts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Asker:
         return granted
 
     def end(self) -> None:
-        """As if the client were gone."""
+        """End the session as if the client were gone."""
         self.store.end_session(self.session)
 
 

@@ -16,7 +16,7 @@ NUMBER = 3
 
 
 def scale(weights: Mapping[str, Any], inputs: Mapping[str, Any], bias: float = 0.0) -> dict[str, Any]:
-    """What a model of one weight answers."""
+    """Answer as a model of one weight."""
     return {"y": inputs["x"] * weights["factor"] + bias}
 
 

@@ -1,4 +1,4 @@
-"""The load of many connections: it counts right answers, and tells of all others. Against a server of the library's."""
+"""Load of many connections: it counts right answers, and reports all others. Against a server of the library's."""
 
 from __future__ import annotations
 

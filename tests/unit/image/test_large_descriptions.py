@@ -1,4 +1,4 @@
-"""What is large to parse is parsed in a child: the process that serves others never holds its lock for so long."""
+"""Large descriptions are parsed in a child: the process that serves others never holds its lock for so long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database file that cannot be used is named, left as it is, and told with the remedy."""
+"""A database file that cannot be used is named, left as it is, and reported with the remedy."""
 
 from __future__ import annotations
 

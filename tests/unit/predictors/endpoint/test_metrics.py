@@ -44,7 +44,7 @@ def answer(*, cold: bool = False) -> Answer:
 
 
 class Page:
-    """What Prometheus would read: a series by its name and the values of its labels, in any order."""
+    """Page as Prometheus would read it: a series by its name and the values of its labels, in any order."""
 
     def __init__(self, metrics: Metrics) -> None:
         text = metrics.page(REPORT, figures(STATS)).decode()

@@ -1,4 +1,4 @@
-"""What predictors print: passed on by line with its process, and bounded however much that is."""
+"""Output of predictors: passed on by line with its process, and bounded however much that is."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def prober(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 
 
 def probe(daemon: Daemon, *codes: str, level: str = NAMESPACES, **settings: Any) -> list[str]:
-    """What a predictor tells of each piece of code."""
+    """Return a predictor's answer to each piece of code."""
 
     async def work(driver: Driver) -> list[str]:
         answers = [await driver.ask(code=text(code)) for code in codes]
@@ -243,7 +243,7 @@ def test_a_predictor_that_writes_wherever_it_can_ends_no_other(
     drive(daemon, work, isolation=choose(level))
 
 
-#: What one process can do to another one of its user by its number; each must fail, and name why.
+#: Acts of one process on another one of its user by its number; each must fail, and name why.
 _CRIPPLES = """
 import ctypes, glob, os, resource, signal
 libc, found = ctypes.CDLL(None, use_errno=True), []
