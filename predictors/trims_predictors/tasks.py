@@ -41,7 +41,7 @@ class Background:
             task.cancel()
 
     async def wait(self) -> None:
-        """Until all that runs now has ended, however it does."""
+        """Wait until all that runs now has ended, however it does."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:

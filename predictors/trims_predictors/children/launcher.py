@@ -1,4 +1,4 @@
-"""How programs of ours are started in a framework's environment, and tied to the endpoint's life."""
+"""Launcher of our programs in a framework's environment, each tied to the endpoint's life."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ importlib.import_module(module).main()
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where predictors of a framework run.
+    """Environment in which predictors of a framework run.
 
     Attributes:
         framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
@@ -184,7 +184,7 @@ class Launcher:
         return self.isolation.identities(self.runtime_dir)
 
     def _folder_of(self, door: str) -> str:
-        """Where a predictor finds the attach socket: in a namespace the runtime folder has become the door's."""
+        """Return the predictor's folder of the attach socket; a namespace has that as its runtime folder."""
         within = door == ATTACH_FOLDER or self.isolation.level == NAMESPACES
         return self.runtime_dir if within else os.path.join(self.runtime_dir, door)
 
@@ -236,7 +236,7 @@ def probe_command() -> list[str]:
 
 
 def tell_status(status: int) -> str:
-    """How a process ended, for people."""
+    """Return in words how a process ended."""
     if status < 0:
         cause = killed_words() if -status == signal.SIGKILL else ""
         return f"it was ended by {signal.Signals(-status).name}{cause}"

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds to import a framework; the first time after a start of the machine reads it from the disk.
 _IMPORT_S = 300.0
-#: For no longer one gives way: until it is ready, each new predictor imports by itself what it would have learned.
+#: Seconds for which a template that is not ready gives way: meanwhile each new predictor imports the modules itself.
 _GIVES_WAY_S = 10.0
 _FORK_S = 5.0
-#: Between the end of a predictor and its template's word of it.
+#: Seconds between the end of a predictor and its template's word of it.
 _STATUS_S = 10.0
 #: Seconds to read the template's last words about a predictor, once the template is gone.
 _LAST_WORDS_S = 0.1
@@ -66,7 +66,7 @@ class Template:
                 raise
         self._process, self._lifeline = started.process, started.lifeline
         self.modules = frozenset(modules)
-        #: Why it may not be forked, once it is ready; None if it may be.
+        #: Reason why the template, once ready, may not be forked; None if it may be.
         self.spoilt: str | None = None
         #: Modules that it could not import, and why.
         self.failed: dict[str, str] = {}
@@ -203,7 +203,7 @@ class Template:
             answer.set_result((message, fds))
 
     async def _status(self, pid: int) -> str:
-        """How a predictor ended. Only its template learns that; it says so a moment later, or never if it is gone."""
+        """Return how a predictor ended. Only its template learns that, and reports it a moment later, if it lives."""
         status = self._statuses[pid]
         try:
             either: set[asyncio.Future[Any]] = {status, self.gone}

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from trims_predictors.ipc.output_pipes import Output
     from trims_predictors.worker.prefault import WrittenPages
 
-#: Between "unload" and SIGKILL.
+#: Seconds between "unload" and SIGKILL.
 _GRACE_S = 5.0
-#: Between the end of its socket and that of a process.
+#: Seconds between the end of its socket and that of a process.
 _LAST_BREATH_S = 1.0
 
 

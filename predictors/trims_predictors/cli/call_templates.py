@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Files with the learned modules of the endpoint and of this command, in the state folder.
 _OF_ENDPOINT, _OF_CALLS = "learned.json", "learned-by-calls.json"
-#: Between the end of a template and that of its process.
+#: Seconds between the end of a template and that of its process.
 _BURIAL_S = 10.0
 
 

@@ -13,7 +13,7 @@ from trims.logs import FORMS, LEVELS
 if TYPE_CHECKING:
     from trims_predictors.endpoint.settings import EndpointSettings
 
-#: For `--predictor-memory`: with less, no model loads.
+#: Bytes that `--predictor-memory` must allow: with less, no model loads.
 _LEAST_PREDICTOR_BYTES = 16 << 20
 
 
@@ -271,7 +271,7 @@ def environments_in(text: str) -> dict[str, Path]:
 
 
 def environments_dir_of(options: argparse.Namespace) -> Path:
-    """Where made environments are, as these options and the variables say."""
+    """Return the folder of made environments, as these options and the variables say."""
     from trims.environments.environment_store import default_folder
 
     folder: Path | None = options.environments_dir

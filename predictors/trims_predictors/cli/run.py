@@ -157,7 +157,7 @@ def told_start(parameters: Mapping[str, Any]) -> str:
 
 
 def told_stages(parameters: Mapping[str, Any]) -> str:
-    """How long each stage took."""
+    """Return in words how long each stage took."""
     from trims.core.units import format_seconds
 
     def listed(names: tuple[str, ...]) -> list[str]:

@@ -35,7 +35,7 @@ def processors(root: Path = _ROOT) -> int:
 
 
 def share(threads: int, runs: int) -> int:
-    """How many of `threads` each of so many runs has that go on at once: at least one."""
+    """Return how many of `threads` each of so many runs at once has: at least one."""
     return max(1, threads // max(1, runs))
 
 

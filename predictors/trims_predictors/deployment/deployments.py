@@ -1,8 +1,4 @@
-"""From what the daemon knows of a model to how it is run: one deployment for each model, looked up again every second.
-
-A model whose manifest, artifact or code beside the manifest has changed gets another line, so its next request meets a
-predictor that has the new bytes; the old line's predictors end when they are idle.
-"""
+"""Deployments made from the daemon's description of each model: one for each, looked up again every second."""
 
 from __future__ import annotations
 

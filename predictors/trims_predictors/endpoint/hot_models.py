@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trims_predictors.deployment.deployment import Deployment
 
 _log = logging.getLogger(__name__)
-#: Between two looks, each of which lists all models.
+#: Seconds between two looks, each of which lists all models.
 _EVERY_S = 5.0
 
 
@@ -44,7 +44,7 @@ class HotModels:
         self._known: set[str] = set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Look again and again until the task is cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_EVERY_S)

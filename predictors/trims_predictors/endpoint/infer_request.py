@@ -50,7 +50,7 @@ class SharedRange:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a requested output is to be sent.
+    """Form in which a requested output is to be sent.
 
     Attributes:
         binary: Whether its data is binary; None for what holds for the whole answer.
@@ -85,7 +85,7 @@ class InferRequest:
 
     @property
     def place(self) -> str | None:
-        """Where its model's weights are to be; None for what the manifest says. Raises CallerError for no place."""
+        """Return the place for the model's weights; None for the manifest's. Raises CallerError for no place."""
         value = self.parameters.get("place")
         if value is None or value == ANYWHERE:
             return value

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_MODELS = 256
 #: Stands for models that are not registered, and for those beyond the first `MOST_MODELS`.
 OTHER = "(other)"
-#: From a warm answer to a cold start that reads gigabytes.
+#: Seconds of the histograms' buckets, from a warm answer to a cold start that reads gigabytes.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Powers of ten: a model has up to twelve stages, so each bucket of theirs costs a kilobyte of every page.
 STAGE_BUCKETS_S = (0.001, 0.01, 0.1, 1.0, 10.0)

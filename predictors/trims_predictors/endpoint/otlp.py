@@ -41,7 +41,7 @@ _START = ("process", "connect", "open", "import", "load")
 _RUN = ("input", "preprocess", "predict", "postprocess", "output")
 #: Seconds to send what is left when the endpoint ends.
 _FLUSH_S = 5.0
-#: Between two log lines about a collector that cannot be reached.
+#: Seconds between two log lines about a collector that cannot be reached.
 _QUIET_S = 60.0
 _log = logging.getLogger(__name__)
 

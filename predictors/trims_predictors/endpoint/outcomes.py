@@ -1,4 +1,4 @@
-"""How requests end, in the words that the semantic conventions of OpenTelemetry have for HTTP and gRPC."""
+"""Outcomes of requests, in the words that the semantic conventions of OpenTelemetry have for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OUR_FAULTS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNA
 
 
 class Outcome(NamedTuple):
-    """How a request ended.
+    """Outcome of a request.
 
     Attributes:
         attributes: Of its span.

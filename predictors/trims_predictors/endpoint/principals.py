@@ -1,4 +1,4 @@
-"""On whose behalf a request is answered: the operator's, or that of the tenant whose bearer token it brings."""
+"""Principals of requests: the operator, or the tenant whose bearer token a request brings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trims.tenants import Tenants
 if TYPE_CHECKING:
     from trims.tenants import Tenant
 
-#: In any case of its letters (RFC 7235).
+#: Scheme of the header, in any case of its letters (RFC 7235).
 _SCHEME = "bearer"
 #: Paths that a tenant may ask for; all others are the operator's.
 _OF_TENANTS = ("/v2", "/openapi.json")
@@ -25,7 +25,7 @@ class UnknownCallerError(Exception):
 
 
 class Principals:
-    """Who may ask.
+    """Principals that may ask.
 
     Args:
         token: The operator's; None if requests need none.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
-#: Between two questions where the daemon has its files: another one may have been started.
+#: Seconds between two questions where the daemon has its files: another one may have been started.
 _HIDE_AGAIN_S = 30.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
@@ -78,7 +78,7 @@ class Service:
         self.pool = pool
         self._deployments = Deployments(daemon, picker, pool.retire)
         pool.keep = keeping(daemon)
-        #: By tenant and model; those without a tenant are of all requests.
+        #: Statistics by tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self._look_again_s = 0.0
@@ -114,7 +114,7 @@ class Service:
         self._draining = True
 
     async def models(self) -> list[Model]:
-        """All registered models; for a tenant those that it may open."""
+        """Return all registered models; for a tenant those that it may open."""
         tenant = caller()
         return [each for each in await self._daemon.models() if tenant is None or tenant.may_open(each.name)]
 
@@ -310,7 +310,7 @@ class Service:
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
 
     def _trouble(self, model: Model) -> str:
-        """Why nothing can run a model; empty if something can. Reads files; call it from a worker."""
+        """Return why nothing can run a model; empty if something can. Reads files; call it from a worker."""
         try:
             self._deployments.make(model)
         except TrimsError as error:
@@ -318,7 +318,7 @@ class Service:
         return ""
 
     def _failure(self, model: Model) -> str:
-        """Why a model that something can run could not be loaded last; empty if nothing is known. For a worker, too."""
+        """Return why a runnable model could not be loaded last; empty if nothing is known. For a worker, too."""
         try:
             return self.pool.failures.reason(self._deployments.make(model))
         except TrimsError:

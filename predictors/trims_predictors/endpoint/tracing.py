@@ -36,7 +36,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's variables ask for traces. Raises ConfigError if they ask for what is not offered."""
+    """Return whether OpenTelemetry's variables ask for traces. Raises ConfigError if what they ask is not offered."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     asked = environment.get("OTEL_TRACES_EXPORTER", "").strip()

@@ -1,4 +1,4 @@
-"""From what a manifest or a command names to the predictor: a class, an entry point, a function, or a handler."""
+"""Predictors by the name in a manifest or a command: a class, an entry point, a function, or a handler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
-#: How a deployment names a predictor.
+#: Kinds of names by which a deployment names a predictor.
 CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Bytes that a process may print at once, and in each second after that.
 BURST_BYTES = 64 << 10
 BYTES_PER_S = 16 << 10
-#: Longer lines are cut into pieces.
+#: Bytes of a line, at most; longer lines are cut into pieces.
 LINE_BYTES = 4096
 #: Bytes that wait for a log whose reader is slow; more is left out.
 WAITING_BYTES = 1 << 20

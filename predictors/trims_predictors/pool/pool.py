@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trims_predictors.tensors import Tensor
 
 _log = logging.getLogger(__name__)
-#: After an answer the same client often asks again.
+#: Seconds after an answer, in which the same client often asks again.
 _AFTERWARDS_S = 0.2
 #: Level of orders to load: before every level that a request can have.
 _FIRST = -1
@@ -82,7 +82,7 @@ class WorkerPool:
         self.signatures = Signatures()
         #: Keeps what the first run of a model had beyond the life of this pool.
         self.keep: Keep | None = None
-        #: Why models could not be loaded.
+        #: Reasons why models could not be loaded.
         self.failures = Failures()
         self._background = Background("the pool")
         self._loop = asyncio.get_running_loop()
@@ -238,7 +238,7 @@ class WorkerPool:
             self._do(self._slots.retire(each))
 
     def state(self, key: DeploymentKey) -> dict[str, int]:
-        """How many of a deployment's predictors are in each state, and how many requests wait."""
+        """Return how many of a deployment's predictors are in each state, and how many requests wait."""
         return self._slots.counts(key)
 
     def report(self) -> dict[str, Any]:

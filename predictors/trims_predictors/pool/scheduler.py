@@ -1,4 +1,4 @@
-"""Which predictor answers which request, and which predictors there are: pure decisions, no clock, no process.
+"""Scheduler of requests and predictors: who answers which, and which predictors there are. No clock, no process.
 
 Every event returns the steps that the pool carries out; each step's outcome comes back as an event. Requests wait in
 the *queue* of their deployment. A queue has up to `instances` predictors, all queues together `most` slots. If no slot
@@ -218,12 +218,12 @@ class Schedule:
         return found is not None and found.state is State.STARTING
 
     def idles(self, predictor: int) -> int | None:
-        """Which idle time a predictor is in; None if it is not idle."""
+        """Return the number of a predictor's idle time; None if it is not idle."""
         found = self._predictors.get(predictor)
         return found.idles if found is not None and found.state is State.IDLE else None
 
     def counts(self, key: DeploymentKey) -> dict[str, int]:
-        """How many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
+        """Return how many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
         queue = self._queues.get(key)
         if queue is None:
             return {"queued": 0, "starting": 0, "idle": 0, "busy": 0}
@@ -343,7 +343,7 @@ class Schedule:
         return steps
 
     def _settle(self, queue: _Queue) -> list[Step]:
-        """After something left the queue: it may want less, or nothing at all."""
+        """Return the steps after something left the queue, and forget a queue without jobs and predictors."""
         steps = self._grow(queue)
         if not (queue.jobs or queue.serving):
             self._wanting.pop(queue, None)

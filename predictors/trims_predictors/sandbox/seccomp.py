@@ -59,7 +59,7 @@ ALL_BUT: dict[str, tuple[tuple[int, int], int]] = {"kill": ((62, 129), 0xFFFF_FF
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 #: Flags of `clone` that make namespaces.
 _NEW_NAMESPACES = 0x7E02_0000
-#: By machine: column of the numbers, and what the kernel calls the architecture (AUDIT_ARCH).
+#: Machine -> column of the numbers, and the kernel's name for the architecture (AUDIT_ARCH).
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 #: Calls of the x32 interface have the numbers of others with this bit.
 _X32 = 0x4000_0000

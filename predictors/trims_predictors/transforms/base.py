@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Array = np.ndarray[Any, Any]
-#: From the tensors that a step reads to those that it writes, in the manifest's order.
+#: Function from the tensors that a step reads to those that it writes, in the manifest's order.
 Operation = Callable[..., "tuple[Array, ...]"]
 #: Makes a step's operation from its fields and the manifest's folder.
 Builder = Callable[[Mapping[str, Any], str], Operation]

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from trims_predictors.warm.warm_pool import WarmPool
 
 _log = logging.getLogger(__name__)
-#: For the daemon and the process together, to give a lease back.
+#: Seconds for the daemon and the process together, to give a lease back.
 _PARK_S = 10.0
 #: Lines of which the image is remembered.
 _MOST_IMAGES = 4096
-#: Between two looks whether models have cooled.
+#: Seconds between two looks whether models have cooled.
 _LOOK_S = 10.0
 #: Signals that end a process which has read what is parked.
 _OF_READING = ("SIGSEGV", "SIGBUS")
@@ -202,7 +202,7 @@ class HotSpares:
             self._drop(hot)
 
     def report(self) -> dict[str, int]:
-        """How many hot spares wait for each model."""
+        """Return how many hot spares wait for each model."""
         found: dict[str, int] = {}
         for hot in self._waiting:
             found[hot.deployment.subject] = found.get(hot.deployment.subject, 0) + 1

@@ -40,9 +40,9 @@ class Inventory:
         self.hot: dict[Environment, list[PredictorProcess]] = {}
         self.kept: set[Environment] = set()
         self.leaving: set[Environment] = set()
-        #: By framework.
+        #: Templates that were started, by framework.
         self._started: dict[str, int] = {}
-        #: When a predictor was asked for, or ended, last.
+        #: Moment when a predictor was asked for, or ended, last.
         self._used_s: dict[Environment, float] = {}
         #: The most bytes that a template had, which are fewer while it shares some; and those of a spare alone.
         self._template_bytes: dict[Environment, int] = {}
@@ -101,7 +101,7 @@ class Inventory:
         return template if template is not None and template.lost is None else None
 
     def running(self) -> list[tuple[Environment, Template]]:
-        """All templates that are alive."""
+        """Return all templates that are alive."""
         return [each for each in self.made if each[1].lost is None]
 
     def pids(self) -> list[int]:
@@ -114,7 +114,7 @@ class Inventory:
         return templates + [(each, spare.pid) for each, spares in self._waiting() for spare in spares]
 
     def spares_by_framework(self) -> dict[str, int]:
-        """How many spares there are, without hot ones."""
+        """Return how many spares there are, without hot ones."""
         found: dict[str, int] = {}
         for environment, spares in self.spares.items():  # of several versions, each in an environment of its own
             found[environment.framework] = found.get(environment.framework, 0) + len(spares)

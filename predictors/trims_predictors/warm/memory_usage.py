@@ -1,4 +1,4 @@
-"""How much memory a process keeps from others, as the kernel counts it in `/proc/PID/smaps_rollup`.
+"""Memory that a process keeps from others, as the kernel counts it in `/proc/PID/smaps_rollup`.
 
 Counted are anonymous pages only. Pages of libraries, of files and of shared weights are not: the kernel drops them when
 it needs room, or they are the store's. A page that several processes share counts in each of them by its part

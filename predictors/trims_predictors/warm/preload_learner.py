@@ -67,7 +67,7 @@ class PreloadLearner:
         self._given: dict[Environment, int] = {}
 
     def modules_of(self, environment: Environment) -> list[str]:
-        """All that a template of the environment imports."""
+        """Return all modules that a template of the environment imports."""
         return [*environment.modules(), *self.learned.get(environment, [])]
 
     def prove(self, environment: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Which templates and spares are ended when: pure decisions, no clock, no process.
+"""Reclaim policy: which templates and spares are ended when. Pure decisions, no clock, no process.
 
 A template without use for `keep_alive_s` goes with its spares. If all templates and spares together hold more than
 `most_bytes`, one thing goes at a time, and what is left is counted again: first a hot spare, which has loaded a model
@@ -118,7 +118,7 @@ def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes
 
 
 def next_end_s(usages: Sequence[Usage], limits: Limits) -> float | None:
-    """When the next template is without use for too long, if nothing happens; None if that is never."""
+    """Return the moment at which the next template is without use for too long, if nothing happens; None if never."""
     ends = [_ends_s(each, limits) for each in usages if not each.predictors and not each.waited_for]
     return min((each for each in ends if each != float("inf")), default=None)
 

@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
 #: Seconds to prepare a program of its own, which imports its framework first.
 _IMPORT_S = 120.0
-#: Between SIGKILL and the end of a process, which may take a while if it has much memory.
+#: Seconds between SIGKILL and the end of a process, which may take a while if it has much memory.
 _BURIAL_S = 10.0
 #: Seconds between SIGKILL and the end of templates, and of the guards round them.
 _GONE_S = 10.0
-#: Between two looks whether requests are answered, and until they are not waited for any more.
+#: Seconds between two looks whether requests are answered, and until they are not waited for any more.
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 _TOLD = {
     EndHotSpare: "a hot spare ends",
@@ -89,7 +89,7 @@ class WarmPool:
         self._learner = PreloadLearner(self._make_giving_way, self._serve, self.calm, self._background, learned)
         self._tending: set[Environment] = set()
         self._unforkable = Unforkable()
-        #: All processes that were taken or are spares, until each has ended.
+        #: Processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
         self._reclaimer = Reclaimer(self._inventory, limits or Limits(), self.calm, self._carry_out)
         self._keeping = False
@@ -142,7 +142,7 @@ class WarmPool:
             spare.kill(why)
 
     def spares(self) -> dict[str, int]:
-        """How many spares each framework has."""
+        """Return how many spares each framework has."""
         return self._inventory.spares_by_framework()
 
     def templates(self) -> dict[str, dict[str, int]]:
@@ -311,7 +311,7 @@ class WarmPool:
         self._inventory.drop_spare(environment, spare)
 
     def _wants_spare(self, environment: Environment) -> bool:
-        """Whether to make one more: not for an environment without use, and not where it would be ended again."""
+        """Return whether to make one more: not for an unused environment, and not where it would be ended again."""
         if len(self._inventory.spares.get(environment, ())) >= self._most_spares:
             return False
         used = environment in self._inventory.kept or environment in self._living.values()

@@ -1,4 +1,4 @@
-"""Which modules a predictor had to import for its model, so that templates can import them before the next fork.
+"""Modules that a predictor had to import for its model, so that templates can import them before the next fork.
 
 Only modules that are new are touched. In a fork, a reference to one of the others' names copies the page that it lies
 in, and a framework has thousands of them.
@@ -16,7 +16,7 @@ _MOST_LETTERS = MOST_BYTES // 2
 
 
 def count_of_modules() -> int:
-    """How many this process has imported."""
+    """Return how many modules this process has imported."""
     return len(sys.modules)
 
 

@@ -163,5 +163,5 @@ class WrittenPages:
             self._pages = pages
 
     def told(self) -> list[int]:
-        """For a spare."""
+        """Return the numbers of the pages, as a message to a spare has them."""
         return told(sorted(self._pages))

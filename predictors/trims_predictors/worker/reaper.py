@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _DIE_WITH_PARENT, _ADOPT = 1, 36
-#: Between two rounds of ending what may start more meanwhile.
+#: Seconds between two rounds of ending what may start more meanwhile.
 _ROUND_S = 0.05
 #: Report of the template: the kind of event, and the process.
 _LINE = struct.Struct("=ci")
@@ -63,7 +63,7 @@ class Told:
         os.write(self._fd, _LINE.pack(_HELPS, pid))
 
     def close(self) -> None:
-        """In a predictor. Idempotent."""
+        """Close the pipe in a predictor. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -124,7 +124,7 @@ class _Guard:
         self._poll = select.poll()
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Run until nothing is left."""
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)

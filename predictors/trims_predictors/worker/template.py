@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.worker.randomness import Reseeder
 
-#: Between the end of a predictor and the look for what it has left, so that forks do not wait for it.
+#: Seconds between the end of a predictor and the look for what it has left, so that forks do not wait for it.
 _SWEEP_S = 0.1
 
 
@@ -61,7 +61,7 @@ class Template:
         self._lifeline = lifeline
         self._runtime_dir = runtime_dir
         self._writable = writable
-        #: Where predictors have folders of their own; asked for now, because it takes room to find out.
+        #: Folder in which predictors have folders of their own; asked for now, because it takes room to find out.
         self._temporary = tempfile.gettempdir() if writable else ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -72,7 +72,7 @@ class Template:
         self._repeats: str | None = None
         #: Processes that modules have started, such as multiprocessing's tracker of resources.
         self._helpers: set[int] = set()
-        #: When to look next for what predictors have left; None if none has ended since.
+        #: Moment of the next look for what predictors have left; None if none has ended since.
         self._sweep_s: float | None = None
 
     def serve(self) -> None:
@@ -144,7 +144,7 @@ class Template:
         messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
-        """In the child: never returns into the template's code."""
+        """Run a predictor in the child; never returns into the template's code."""
         status = 70
         try:
             os.dup2(output, 1)
@@ -183,7 +183,7 @@ class Template:
         messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _folder_of(self, pid: int) -> str:
-        """Where a predictor in a namespace has its temporary files."""
+        """Return the folder of the temporary files of a predictor in a namespace."""
         return os.path.join(self._temporary, f"predictor-{pid}")
 
     def _sweep(self) -> None:

@@ -147,7 +147,7 @@ class Worker:
         return told_to_end
 
     def after_fork(self) -> None:
-        """In a child of this process, such as one forked by a handler of signals: let go of the supervisor's socket."""
+        """Let go of the supervisor's socket in a child of this process, such as one forked by a signal handler."""
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, self._sock.fileno())
         os.close(nothing)

@@ -41,7 +41,7 @@ _OF_HEALTH = (*_OPEN_METHODS, "/ModelReady")
 MOST_CALLS = 1000
 #: Letters of an error, at most: it travels in HTTP/2 headers, whose room is small.
 _MOST_LETTERS = 1000
-#: When clients with a policy of retries may send a refused call again (gRFC A6).
+#: Milliseconds after which clients with a policy of retries may send a refused call again (gRFC A6).
 _RETRY = (("grpc-retry-pushback-ms", str(RETRY_AFTER_S * 1000)),)
 #: Seconds between two warnings that calls are refused.
 _WARN_AGAIN_S = 60.0

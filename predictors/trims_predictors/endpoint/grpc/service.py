@@ -132,7 +132,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return answer
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """All models."""
+        """Return all models."""
         check_repository(request.repository_name)
         return pb.RepositoryIndexResponse(models=await self._service.index(ready=request.ready))
 

@@ -140,7 +140,7 @@ class Guard:
 
 
 def _is_of_a_browser(request: Request) -> bool:
-    """Whether a request may come from a page. Programs that name no host, such as HAProxy, send no such field."""
+    """Return whether a request may come from a page. Programs that name no host, such as HAProxy, lack such fields."""
     return any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
 
 

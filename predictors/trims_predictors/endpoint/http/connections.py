@@ -37,7 +37,7 @@ HEAD_S = 30.0
 SILENCE_S = 30.0
 #: Seconds for what is left of a body once the request is answered: most clients send all before they read.
 DRAIN_S = 10.0
-#: Before the next look at a connection that cannot be closed now.
+#: Seconds before the next look at a connection that cannot be closed now.
 _AGAIN_S = 1.0
 #: Seconds until the looks whether a client that has closed its sending side still reads. A client that has closed all
 #: looks the same until something is written to it, and its request would be answered in vain.
@@ -54,12 +54,12 @@ _OWN_DESCRIPTORS, _A_PREDICTOR = 64, 8
 _OFFER = (b"upgrade", b"http2-settings")
 #: Connections that gRPC's setting can state, at most.
 _MOST_OF_GRPC = (1 << 31) - 1
-#: Between two warnings that connections are refused.
+#: Seconds between two warnings that connections are refused.
 _WARN_AGAIN_S = 60.0
 
 
 def most_connections(predictors: int) -> int:
-    """How many connections leave enough descriptors for the work of the endpoint.
+    """Return how many connections leave enough descriptors for the work of the endpoint.
 
     Args:
         predictors: Processes that may run at once.
@@ -86,7 +86,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
-    #: When bytes came last, as the event loop counts seconds; None if none came yet.
+    #: Seconds on the event loop's clock at which bytes came last; None if none came yet.
     _heard_s: float | None = None
     #: Bytes that came since the last byte of a body or the end of a message.
     _head_bytes = 0
@@ -100,7 +100,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     _offers = False
     #: Bytes of the fields of the head and the trailers, as they are usually written.
     _field_bytes = 0
-    #: Why the head is refused; None while it is not.
+    #: Reason why the head is refused; None while it is not.
     _refusal: RefusedHeadError | None = None
     #: Looks for a client that has closed its sending side, once it has.
     _probe: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     @classmethod
     def within(cls, *, most_connections: int, most_drained_bytes: int) -> type[ImpatientProtocol]:
-        """This with other bounds: uvicorn takes a class."""
+        """Return this class with other bounds: uvicorn takes a class."""
         bounds = {"most_connections": most_connections, "most_drained_bytes": most_drained_bytes}
         return type(cls.__name__, (cls,), bounds)
 
