@@ -33,7 +33,7 @@ class Answer:
 
     @classmethod
     def of(cls, output: NDArray[Any], text: str, model: object) -> Answer:
-        """From a float32 array."""
+        """Make an answer from a float32 array."""
         return cls(output.astype("<f4", copy=False).tobytes(), text, model)
 
     @property
@@ -42,7 +42,7 @@ class Answer:
         return hashlib.sha256(self.values).hexdigest()[:16]
 
     def to_json(self) -> dict[str, str]:
-        """For `from_json`."""
+        """Return the answer as JSON for `from_json`."""
         return {"values": base64.b64encode(self.values).decode(), "text": self.text, "digest": self.digest}
 
     @classmethod
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two answers agree.
+    """Agreement of two answers.
 
     Attributes:
         equal: True if they count as the same answer.

@@ -47,7 +47,7 @@ def visit(runtime_dir: str, model: str, clients: int, at_ns: int) -> Iterator[di
 
 
 class _Crowd:
-    """All clients, and what became of them."""
+    """Crowd of clients, and what became of them."""
 
     def __init__(self) -> None:
         self._poll = selectors.DefaultSelector()

@@ -159,7 +159,7 @@ _ASKED = {
 
 
 class _Phases:
-    """How long a load was in each of its phases."""
+    """Seconds that a load was in each of its phases."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}

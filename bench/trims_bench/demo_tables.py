@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trims_bench.answers import Agreement
     from trims_bench.runs import Model, Report
 
-#: How a model is run; the first one is what the others are held against.
+#: Ways to run a model; the first one is what the others are held against.
 ALONE, COLD, WARM = SHOWN = ("framework alone", "trims cold", "trims warm")
 #: The daemon has never seen the artifact.
 UNSEEN = "trims, never seen before"
@@ -53,7 +53,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Compared:
-    """All runs of one model, by way."""
+    """Runs of one model, by way."""
 
     model: Model
     arrival: Arrival
@@ -64,11 +64,11 @@ class Compared:
         return median(map(seconds, self.reports[way]))
 
     def total_s(self, way: str) -> float:
-        """From the process's start to the answer, median."""
+        """Return the median seconds from the process's start to the answer."""
         return self.median_s(way, lambda report: report.total_s)
 
     def ready_s(self, way: str) -> float:
-        """For the model itself, median: whatever the framework's import and the inference cost."""
+        """Return the median seconds for the model itself, without the framework's import and the inference."""
         return self.median_s(way, lambda report: report.ready_s)
 
     def agreement(self) -> Agreement:

@@ -31,7 +31,7 @@ _FLOODING_CLIENTS = 8
 #: The small models that are evicted for each other, and how many of them fit.
 _SMALL, _FIT = 6, 3
 _COLD_PAUSE_S = 0.05
-#: Between two times that the catalog is locked.
+#: Seconds between two times that the catalog is locked.
 _UNLOCKED_S = 0.2
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Bytes of every image.
 _IMAGE_BYTES = 10
-#: Longer than anything here lasts on the clock of the books.
+#: Seconds longer than anything here lasts on the clock of the books.
 _DEADLINE_S = 1e9
 _COST_S = 1.0
 

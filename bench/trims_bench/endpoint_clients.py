@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trims_bench.zoo import Load, Model
 
-#: Between the start of the last client and the first request.
+#: Seconds between the start of the last client and the first request.
 _AHEAD_S = 0.2
 
 

@@ -87,12 +87,12 @@ class Comparison:
 
 
 def faster(what: str, ours: Samples, theirs: Samples, bar: Bar | None) -> Comparison:
-    """How many times faster we are: the median over the pairs of (theirs / ours)."""
+    """Compare how many times faster we are: the median over the pairs of (theirs / ours)."""
     return Comparison(what, _median_ratio(theirs, ours), "x", bar, (ours, theirs))
 
 
 def share(what: str, ours: Samples, theirs: Samples, bar: Bar | None) -> Comparison:
-    """How many times theirs ours is: the median over the pairs of (ours / theirs)."""
+    """Compare how many times theirs ours is: the median over the pairs of (ours / theirs)."""
     return Comparison(what, _median_ratio(ours, theirs), "x", bar, (ours, theirs))
 
 
@@ -122,7 +122,7 @@ class Figure:
         return all(each.reached is not False for each in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
-        """For the results folder."""
+        """Return the figure as JSON for the results folder."""
         return {
             "name": self.name,
             "title": self.title,

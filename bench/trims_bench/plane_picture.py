@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _CELL = re.compile(r"room (?P<room>\d+%), Zipf (?P<zipf>[\d.]+), (?P<who>\d+ clients?(, cold)?)")
 _WIDE, _HIGH, _LEFT, _TOP, _GAP = 46, 26, 96, 64, 22
-#: From as fast as the other side to five times as fast.
+#: Colours from as fast as the other side to five times as fast.
 _SLOW, _FAST, _SCALE = (0xE8, 0xEE, 0xF4), (0x1F, 0x6F, 0xB2), 5.0
 _LATER = "#d9534f"
 

@@ -72,7 +72,7 @@ class Report:
 
     @property
     def ready_s(self) -> float:
-        """To have the model, once the framework is there: `connect`, `open` and `load`."""
+        """Return the seconds to have the model, once the framework is there: `connect`, `open` and `load`."""
         return sum(self.stages_s.get(stage, 0.0) for stage in ("connect", "open", "load"))
 
 

@@ -25,7 +25,7 @@ Side = Literal["trims", "transformers"]
 TOKENS = list(range(1000, 1016))
 #: Seconds between the signal to the clients and their first request.
 _AHEAD_S = 0.2
-#: Between answers of one model by different ways.
+#: Largest difference between answers of one model by different ways.
 TOLERANCE = 1e-4
 
 
@@ -46,7 +46,7 @@ class Model:
     nbytes: int
 
     def manifest(self, shape: dict[str, Any]) -> dict[str, Any]:
-        """For `trims add`."""
+        """Return the manifest for `trims add`."""
         options = {"module": "trims_bench.builders.minilm_torch:build_module", "module_args": shape}
         return {"name": self.name, "artifact": {"path": str(self.folder / "model.safetensors"), "options": options}}
 
@@ -138,7 +138,7 @@ def serve(*, side: Side, models: list[dict[str, Any]], runtime_dir: str) -> Iter
 
 
 def _loader(side: Side, runtime_dir: str) -> Callable[[dict[str, Any]], Any]:
-    """How this side makes a module."""
+    """Return a function by which this side makes a module."""
     from transformers import BertModel
     from transformers.utils import logging
 

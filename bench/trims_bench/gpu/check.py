@@ -39,7 +39,7 @@ _NOT_BEGUN = "the check ended before this part began"
 _NOT_ENDED = "the check ended while this part ran"
 _ASKED = "name,uuid,driver_version,persistence_mode,pcie.link.gen.current,pcie.link.width.current,memory.total"
 _MOST_KEPT = 20_000
-#: For what is asked of the machine before the parts: a sick driver may not answer.
+#: Seconds for questions to the machine before the parts: a sick driver may not answer.
 _ASK_S = 10.0
 
 
@@ -58,7 +58,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """All at once: a reader finds the last whole state."""
+        """Write all values at once: a reader finds the last whole state."""
         unfinished = self._path.with_suffix(".writing")
         unfinished.write_text(json.dumps(self.values, indent=1) + "\n")
         unfinished.rename(self._path)

@@ -37,7 +37,7 @@ def host_to_device(rig: Rig) -> dict[str, Any]:
 
 
 def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
-    """In a process of its own, which has a context."""
+    """Measure copies in a process of its own, which has a context."""
     owner = Owner(kind, driver)
     made = owner.memory.allocate(nbytes)
     fd = os.memfd_create("trims-gpu-check")

@@ -22,7 +22,7 @@ _FD = "TRIMS_GPU_TESTS_FD"
 
 
 def run(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Each test: its name, outcome, seconds and, unless it passed, why.
+    """Run the tests and yield each: its name, outcome, seconds and, unless it passed, why.
 
     A device that is not there is a failure here, not a skip. Only files that have such tests are collected: others may
     import what a bare machine lacks.

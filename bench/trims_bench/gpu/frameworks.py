@@ -54,7 +54,7 @@ def _require_onnxruntime() -> None:
 
 
 def measure_session(kind: str, shared: bool) -> dict[str, Any]:
-    """In a process of its own: one matrix product in ONNX Runtime, with the weight in VMM memory or its own."""
+    """Time one matrix product in ONNX Runtime, with the weight in VMM memory or its own, in a process of its own."""
     import onnxruntime
     import torch
 

@@ -49,7 +49,7 @@ class Need:
     driver: bool = False
 
 
-#: Beside what pyproject.toml names for trims itself and its extra `gpu`.
+#: Packages beside those that pyproject.toml names for trims itself and its extra `gpu`.
 _MORE = (
     Need("typing-extensions"), Need("markdown-it-py"), Need("mdurl"), Need("pygments"),  # of grpcio and rich
     Need("cuda-pathfinder", driver=True),  # of cuda-bindings

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def rig_as_text(rig: Rig) -> str:
-    """For the command line."""
+    """Return the rig as a text for the command line."""
     return json.dumps({"kind": rig.kind, "work": str(rig.work), "sizes": dataclasses.asdict(rig.sizes)})
 
 
 def rig_of(text: str) -> Rig:
-    """From the command line."""
+    """Make the rig from the command line's text."""
     given = json.loads(text)
     return Rig(given["kind"], Sizes(**given["sizes"]), Path(given["work"]))
 

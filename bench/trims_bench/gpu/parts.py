@@ -47,7 +47,7 @@ class Part:
 
     @property
     def limit_s(self) -> float:
-        """After which it is ended: estimates may be wrong by half."""
+        """Return the seconds after which the part is ended: estimates may be wrong by half."""
         return 1.5 * self.expected_s + 15.0
 
 

@@ -79,7 +79,7 @@ def gpu_daemon(rig: Rig, state_dir: Path, cpu_bytes: int, driver: str = "auto") 
 
 
 def await_end(pid: int) -> None:
-    """Until a process that is not a child of this one is gone; 0 is none."""
+    """Wait until a process that is not a child of this one is gone; 0 is none."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid) if pid else os.open(os.devnull, os.O_RDONLY)
         try:
@@ -159,7 +159,7 @@ def _milliseconds(what: str, side: Samples, limit_ms: float) -> Line:
 
 
 def measure_first_open(runtime_dir: str, kind: str, uuid: str, name: str) -> int:
-    """In a fresh process that has a context and a session: nanoseconds to open a model."""
+    """Return nanoseconds to open a model in a fresh process that has a context and a session."""
     import trims
 
     connect(kind).use(uuid)
@@ -172,7 +172,7 @@ def measure_first_open(runtime_dir: str, kind: str, uuid: str, name: str) -> int
 
 
 def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[str, list[int]]:
-    """In one process: nanoseconds to open each model after it was closed; and one that is open already."""
+    """Return nanoseconds to open each model after it was closed, and one that is open already, in one process."""
     import trims
 
     connect(kind).use(uuid)
@@ -187,7 +187,7 @@ def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[st
 
 
 def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: int) -> dict[str, list[int]]:
-    """In one process: nanoseconds of opens; of each driver call in them; and of the same calls without a session."""
+    """Return nanoseconds of opens, of each driver call in them, and of these calls without a session; one process."""
     import trims
 
     cuda = connect(kind)
@@ -267,7 +267,7 @@ def host_to_device_rate(rig: Rig) -> list[Line]:
 def measure_copies(
     *, runtime_dir: str, kind: str, uuid: str, name: str, nbytes: int, segment: str, image: str, driver: str, count: int
 ) -> dict[str, list[int]]:
-    """In one process: nanoseconds for the bytes of an image by each way, in turns."""
+    """Return nanoseconds for the bytes of an image by each way, in turns and in one process."""
     import trims
 
     cuda = connect(kind)
@@ -419,7 +419,7 @@ def _bytes(what: str, nbytes: int, bar: Bar | None) -> Line:
 
 
 def _is_intact_across_rest(rig: Rig, keeper: KeeperConnection, number: int, content: bytes) -> bool:
-    """After a rest, by the keeper; and by a borrower that was there before the next one and still is after it."""
+    """Check the bytes after a rest: by the keeper, and by a borrower that was there before the next one and after it."""
     digest = blake3.blake3(content).hexdigest()
     by_keeper = keeper.digest(number) == digest
     with Borrower(rig.kind, rig.device.uuid, keeper.hello().driver) as borrower:

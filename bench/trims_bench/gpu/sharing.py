@@ -51,7 +51,7 @@ def interior_pointer(rig: Rig) -> dict[str, Any]:
 
 
 def measure_interior(kind: str) -> dict[str, Any]:
-    """In a process of its own: export an allocation's beginning and a pointer 3 MiB inside, open both elsewhere."""
+    """Export an allocation's beginning and a pointer 3 MiB inside, in a process of its own, and open both elsewhere."""
     owner = Owner(kind, "ipc")
     made = owner.sealed(b"\0" * _MIB, nbytes=4 * _MIB)
     inside = owner.sealed(b"\3" * 16, nbytes=16)
@@ -85,7 +85,7 @@ def _bytes_at(owner: Owner, made: Allocation, handle: bytes, offsets: Sequence[i
 
 
 def measure_neighbours(kind: str, library: str) -> dict[str, Any]:
-    """In a process of its own: two tensors of one pool; does the second one's handle show the first one's bytes?"""
+    """Report whether the second of two tensors of one pool shows the first one's bytes, in a process of its own."""
     from trims.memory.cuda.connect import connect
     from trims.testing.device_borrower import Borrower
 
@@ -240,7 +240,7 @@ def pid_namespaces(rig: Rig) -> dict[str, Any]:
 
 
 def _each(rig: Rig, measure: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    """By each way of sharing; one that this device has not, or that fails, says so and leaves the other."""
+    """Measure each way of sharing; one that this device has not, or that fails, says so and leaves the other."""
     found: dict[str, Any] = {}
     for driver in ("vmm", "ipc"):
         if driver not in rig.drivers():

@@ -111,7 +111,7 @@ def _missed(parts: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_result(part: Mapping[str, Any]) -> bool:
-    """Not of a figure of which nothing could be taken."""
+    """Return whether a part has a result: a figure of which nothing could be taken has none."""
     if _errors(part) or UNAVAILABLE in part:
         return False
     return "lines" not in part or any(line["met"] != UNAVAILABLE for line in part["lines"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trims_bench.figures import Figure
     from trims_bench.scenarios.base import Setup
 
-#: In the order of the table in docs/benchmarks.md.
+#: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
     "open",
     "fresh",

@@ -36,7 +36,7 @@ class Setup:
     resident_bytes: int | None = None
 
     def repeats(self, full: int) -> int:
-        """How often to do it, if `full` is right for a real measurement."""
+        """Return how often to repeat, if `full` is right for a real measurement."""
         return self.repeat or (1 if self.quick else full)
 
     @property

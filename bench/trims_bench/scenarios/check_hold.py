@@ -1,4 +1,4 @@
-"""How long `trims check` holds the books at a time: nothing is opened meanwhile."""
+"""Time that `trims check` holds the books at once: nothing is opened meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES = ("all idle", "half read, half waited for", "all read, one waited for")
 
 
 def run(setup: Setup) -> Figure:
-    """In three states of the books."""
+    """Measure in three states of the books."""
     compared, notes = [], []
     for state in _STATES:
         given = {"state": state, "replicas": setup.size(10_000, 200), "sessions": setup.size(2000, 10)}

@@ -50,7 +50,7 @@ _IN_A_ROW, _KEPT, _ALONE = "in a row", "in a row, memory kept", "one at a time"
 
 
 def run(setup: Setup) -> Figure:
-    """Each client in a process of its own: as it is, with memory that it keeps, and with others between."""
+    """Measure each client in a process of its own: as it is, with memory that it keeps, and with others between."""
     from trims_bench.repository import clients_python, packages_path
     from trims_bench.runs import environment
     from trims_bench.small import manifest, write_weights

@@ -89,7 +89,7 @@ KINDS = (
 
 
 def run(setup: Setup) -> Figure:
-    """Each model in turns of ours and theirs, its file in the page cache and not."""
+    """Measure each model in turns of ours and theirs, its file in the page cache and not."""
     figure = Figure("first_answer", TITLE, [], [_NOTE])
     with setup.scratch() as folder, setup.daemon(folder / "state") as daemon:
         for cold in (False, True):

@@ -30,7 +30,7 @@ _NOTE = (
 
 
 def run(setup: Setup) -> Figure:
-    """In turns, with one daemon."""
+    """Measure both sides in turns, with one daemon."""
     with setup.scratch() as folder:
         models, shape = zoo(setup, folder)
         with zoo_daemon(setup, folder, models, shape, _ROOM) as daemon:

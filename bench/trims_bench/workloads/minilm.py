@@ -31,7 +31,7 @@ SENTENCES = (
 
 
 def folder() -> Path:
-    """Where the package keeps the model, found without importing it."""
+    """Return the path where the package keeps the model, found without importing it."""
     from importlib.util import find_spec
 
     spec = find_spec(PACKAGE)
