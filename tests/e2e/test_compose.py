@@ -99,7 +99,7 @@ def host(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def url(host: dict[str, Path]) -> Iterator[str]:
-    """Where the endpoint answers, with both services running."""
+    """Yield the address at which the endpoint answers, with both services running."""
     services = COMPOSE["services"]
     started = [
         subprocess.Popen(contained(services["daemon"], host, "--gpus", "none", "--cpu-capacity-bytes", "64MiB")),

@@ -186,7 +186,7 @@ def serving(environment: dict[str, str], folder: Path, *flags: str) -> Iterator[
 
 
 def wait_for(daemon: Admin, process: subprocess.Popen[bytes]) -> None:
-    """Until the daemon answers."""
+    """Wait until the daemon answers."""
     until = time.monotonic() + WAIT_S
     while True:
         try:

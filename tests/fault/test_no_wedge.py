@@ -278,7 +278,7 @@ def test_a_name_removed_during_a_lookup_does_not_open_afterwards(
 def test_a_file_that_changes_between_its_hash_and_its_conversion_is_read_again(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the bytes of the new file would stand under the key of the old one, for good."""
+    """Without this the bytes of the new file would stand under the key of the old one, for good."""
     path, plans = checkpoint("m"), daemon.store.runner._plans
     other = checkpoint("other", nbytes=8192).read_bytes()
     real, changed = plans.measure, []
@@ -619,7 +619,7 @@ def found(
 def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
     found: tuple[Daemon, str, threading.Event],
 ) -> None:
-    """Else a reader whose daemon was killed before the catalog was written would never have its lease back."""
+    """Without this a reader whose daemon was killed before the catalog was written would never have its lease back."""
     second, key, go_on = found
     again = Asker(second)
 

@@ -311,7 +311,7 @@ class SimDevice(SimTier):
         return extent
 
     def keeper_dies(self) -> None:
-        """All its memory is gone."""
+        """Lose all memory of the keeper."""
         self.lives += 1
         for file in self.drafts.values():
             file.gone = True

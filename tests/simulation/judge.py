@@ -62,7 +62,7 @@ class HeldLease:
 
 @dataclass
 class Judge:
-    """All that is known of one run.
+    """Judge of one run, with all that is known of it.
 
     Attributes:
         sizes: Bytes of each content's image.
@@ -109,7 +109,7 @@ class Judge:
         return self.sizes[self.content_of_file(data)]
 
     def now_means(self, name: str, content: str | None, *, grace_s: float = 0.0) -> None:
-        """From now on a name stands for something else; what it stood for may be granted for a grace."""
+        """Let a name stand for something else from now on; its last content may be granted for a grace."""
         self.pins = {pin: key for pin, key in self.pins.items() if pin[0] != name}
         history = self.names.setdefault(name, [])
         if history:

@@ -57,7 +57,7 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """All of them, by name."""
+    """Return all mutants, by name."""
     return [Mutant.read(path) for path in sorted(PATCHES.glob("*.patch"))]
 
 

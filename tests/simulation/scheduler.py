@@ -68,7 +68,7 @@ class Scheduler:
         return True
 
     def next_at_s(self) -> float | None:
-        """When the next delayed task is ready."""
+        """Return the moment at which the next delayed task is ready."""
         return min((task.not_before_s for task in self.tasks), default=None)
 
     def pool(self, name: str, threads: int, *, niceness: int = 0) -> SimPool:

@@ -92,7 +92,7 @@ class Client:
     over: bool = False
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
     leases: list[int] = field(default_factory=list)
-    #: By the number of the request for a lease at a better place: the lease that it takes the place of.
+    #: Leases by the number of the request for one at a better place: the lease whose place the new one takes.
     upgrades: dict[int, list[int]] = field(default_factory=dict)
     next_id: int = 0
 
@@ -447,7 +447,7 @@ class World:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Where the artifact of each registered name lies."""
+        """Return the path of each registered name's artifact."""
         return self.__dict__.setdefault("_paths", {})
 
     def _during_a_look(self) -> None:
@@ -585,7 +585,7 @@ class World:
             raise ViolationError(str(error)) from error
 
     def settle_for_good(self) -> None:
-        """All sessions end, all deadlines pass, all work ends: nothing may be left outside the books."""
+        """End all sessions, deadlines and work: nothing may be left outside the books."""
         for client in list(self.clients):
             self.end(client)
         for _ in range(30):

@@ -61,7 +61,7 @@ class DeviceShelf:
         self.owner = Owner(make_devices(folder, [Device(UUID, "Fake", 256 << 20)]), "vmm")
         self.allocations: dict[str, Allocation] = {}
         self.opened: list[Weights] = []
-        #: How often the last holder of a model was gone.
+        #: Models whose last holder has gone, one entry each time.
         self.released: list[str] = []
 
     def open(self, image: Path) -> Weights:

@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one moment without predictors.
+    """Resources at one moment without predictors.
 
     Attributes:
         template: Its process.
@@ -81,7 +81,7 @@ class Look:
     records: dict[str, int]
 
     def told(self) -> str:
-        """On one line."""
+        """Return the figures on one line."""
         sides = (("template", self.template), ("endpoint", self.endpoint))
         return "; ".join(
             f"{name}: {held.memory_bytes / (1 << 20):.1f} MiB, {held.descriptors} descriptors, {held.threads} threads, "
@@ -104,7 +104,7 @@ class Soak:
         self.forks = 0
 
     async def run(self, forks: int, at_once: int = 2) -> None:
-        """So many forks, some at once. Raises what a child does wrong, DeadlineError if one hangs."""
+        """Fork so many times, some at once. Raises what a child does wrong, DeadlineError if one hangs."""
         until = self.forks + forks
 
         async def some() -> None:

@@ -21,7 +21,7 @@ def scale(weights: Mapping[str, Any], inputs: Mapping[str, Any], bias: float = 0
 
 
 def mean_colour(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Each image's mean of each channel, times the weight: a classifier of red, green and blue."""
+    """Return each image's mean of each channel, times the weight: a classifier of red, green and blue."""
     return {"logits": inputs["data"].mean(axis=(2, 3)) * weights["factor"]}
 
 

@@ -59,4 +59,4 @@ def answer_bytes(model: Any, event: Any) -> bytes:
 
 
 async def later(model: Any, event: Any) -> None:
-    """Not a plain function."""
+    """Handle nothing: this is no plain function."""

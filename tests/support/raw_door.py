@@ -54,7 +54,7 @@ class Peer:
             return
 
     def answer_nothing(self) -> None:
-        """Until the client hangs up."""
+        """Hear messages and answer none, until the client hangs up."""
         try:
             while True:
                 self.hear()

@@ -81,7 +81,7 @@ class Conversion:
             Conversion.open -= 1
 
 
-#: More than any test leads to.
+#: Steps of work, more than any test leads to.
 _MOST_WORK = 10_000
 
 

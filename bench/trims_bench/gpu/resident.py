@@ -419,7 +419,7 @@ def _bytes(what: str, nbytes: int, bar: Bar | None) -> Line:
 
 
 def _is_intact_across_rest(rig: Rig, keeper: KeeperConnection, number: int, content: bytes) -> bool:
-    """Check the bytes after a rest: by the keeper, and by a borrower that was there before the next one and after it."""
+    """Check the bytes after a rest: by the keeper, and by a borrower that lives from before to after the next one."""
     digest = blake3.blake3(content).hexdigest()
     by_keeper = keeper.digest(number) == digest
     with Borrower(rig.kind, rig.device.uuid, keeper.hello().driver) as borrower:

@@ -48,7 +48,7 @@ def endpoint() -> Iterator[int]:
             self.wfile.write(header + content)
 
         def log_message(self, *_: object) -> None:
-            """Not on standard error."""
+            """Log nothing on standard error."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

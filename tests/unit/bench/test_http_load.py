@@ -35,7 +35,7 @@ def serving(status: int, content: bytes) -> Iterator[str]:
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Not on standard error."""
+            """Log nothing on standard error."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -176,7 +176,7 @@ class World:
         self.views: list[tuple[memoryview, tuple[int, int]]] = []
         self.lost: set[tuple[int, int]] = set()
         self.disturbing = True
-        #: From now on every answer is waited for.
+        #: Function after whose call every answer is waited for.
         self.calm_down: Callable[[], None] = lambda: None
         #: Nothing comes between here: a step of the driver, or of the model.
         self.busy = False
@@ -210,7 +210,7 @@ class World:
         self.open.append((weights, attached.mapping.identity))
 
     def late(self, borrow: Callable[[], Any]) -> Any:
-        """Between a grant and its mapping: other threads open and connect again, the daemon ends or loses memory."""
+        """Delay a mapping: after its grant other threads open and connect again, the daemon ends or loses memory."""
         if self.busy or self.awaited or self.random.random() < 0.7:
             return borrow()
         self.awaited = [borrow]

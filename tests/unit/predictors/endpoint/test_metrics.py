@@ -164,7 +164,7 @@ def test_two_endpoints_in_one_process_count_apart(metrics: Metrics) -> None:
     assert Page(other)("trims_requests_total", "m", "http", "ok") is None
 
 
-#: Where `make clients-env` puts it, or where it is installed.
+#: Path of promtool, where `make clients-env` puts it, or where it is installed.
 PROMTOOL = shutil.which("promtool", path=f"{ROOT / '.venv-clients' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
 
 

@@ -426,7 +426,7 @@ def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Dae
 
 @namespaces
 def test_a_program_in_a_namespace_is_in_no_session_of_the_endpoint(folder: Path) -> None:
-    """Else it could push input to the terminal that the endpoint was started in."""
+    """Programs in such a session could push input to the terminal that the endpoint was started in."""
     wrapped = Isolation(NAMESPACES).wrapped(["cut", "-d ", "-f6", "/proc/self/stat"], str(folder))
     done = subprocess.run(wrapped.command, pass_fds=[wrapped.fd], capture_output=True, text=True, check=True)
     wrapped.close()
