@@ -1,4 +1,4 @@
-"""What every test stands on: leaks are counted round each test, and a daemon is a fixture away."""
+"""Fixtures of every test: leaks are counted round each test, and a daemon is a fixture away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-#: ONNX Runtime reports usage to its maker unless told not to, and keeps a database open for it.
+#: ONNX Runtime reports usage to its maker unless disabled, and keeps a database open for it.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 #: Daemons of tests open no ports; the tests of the endpoint beside a daemon say so.
 os.environ["TRIMS_ENDPOINT"] = "no"
@@ -59,7 +59,7 @@ def _descriptors() -> dict[str, str]:
 _LIBRARY_DESCRIPTORS = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 
 
-#: By which the kernel tells of changes to the mount table; a process opens it once.
+#: File by which the kernel reports changes to the mount table; a process opens it once.
 _KEPT_DESCRIPTOR = "/mountinfo"
 
 
@@ -275,7 +275,7 @@ def cuda(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def serve_gpu(serve: Callable[..., Daemon], cuda: str) -> Callable[..., Daemon]:
-    """The same with a GPU tier on that device."""
+    """Return a function that starts a daemon with a GPU tier on that device."""
 
     def start(**settings: object) -> Daemon:
         values = {"gpus": "auto", "cuda": cuda, "gpu_share": 1.0, "gpu_reserve_bytes": "48MiB", **settings}

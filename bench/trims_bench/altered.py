@@ -26,7 +26,7 @@ def _limit_files(most: int) -> None:
 
 
 def _slow_down(path: str, seconds: float) -> None:
-    """What the store looks with is `os.stat`, called through the module."""
+    """Make looks at one file slow: the store looks with `os.stat`, called through the module."""
     plain, mark = os.stat, slow_mark(path)
 
     def stat(looked_at: Any, *given: Any, **named: Any) -> os.stat_result:
@@ -38,7 +38,7 @@ def _slow_down(path: str, seconds: float) -> None:
 
 
 def run() -> int:
-    """Of the process."""
+    """Run a daemon that this program has altered, and return its exit status."""
     parser = argparse.ArgumentParser(prog="trims_bench.altered")
     parser.add_argument("--files", type=int, help="at most so many open files, soft and hard")
     parser.add_argument("--slow-file", help="looks at this file (os.stat) are slow while FILE.slow is there")

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said.
+    """Answer of a model.
 
     Attributes:
         values: Its output, float32, little endian, row-major.
         text: The same for people; several lines.
-        model: What said it, kept alive so that its memory can be measured; no part of the answer.
+        model: The model that gave it, kept alive so that its memory can be measured; no part of the answer.
     """
 
     values: bytes
@@ -33,7 +33,7 @@ class Answer:
 
     @classmethod
     def of(cls, output: NDArray[Any], text: str, model: object) -> Answer:
-        """From a float32 array."""
+        """Make an answer from a float32 array."""
         return cls(output.astype("<f4", copy=False).tobytes(), text, model)
 
     @property
@@ -42,18 +42,18 @@ class Answer:
         return hashlib.sha256(self.values).hexdigest()[:16]
 
     def to_json(self) -> dict[str, str]:
-        """For `from_json`."""
+        """Return the answer as JSON for `from_json`."""
         return {"values": base64.b64encode(self.values).decode(), "text": self.text, "digest": self.digest}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, str]) -> Answer:
-        """What `to_json` made."""
+        """Return the answer that `to_json` has turned into JSON."""
         return cls(base64.b64decode(raw["values"]), raw["text"])
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two answers agree.
+    """Agreement of two answers.
 
     Attributes:
         equal: True if they count as the same answer.

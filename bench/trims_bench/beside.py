@@ -38,7 +38,7 @@ class Beside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """What went wrong in the thread is raised here, unless the block has failed itself."""
+        """Stop the thread, and raise its error unless the block has failed itself."""
         self._stop.set()
         self._thread.join()
         if self._failure is not None and kind is None:

@@ -74,7 +74,7 @@ class Started:
         self._name = name
 
     def result(self) -> Any:
-        """What the function yields next; blocks until it does. Raises ChildError if the process ends without it."""
+        """Return the value that the function yields next, once it is there. Raises ChildError if the process ends."""
         assert self._process.stdout is not None, "a pipe"
         said = []
         for line in self._process.stdout:
@@ -90,7 +90,7 @@ class Started:
         self._process.stdin.flush()
 
     def end(self) -> Any:
-        """Tell the function to come to its end; returns what it yields then."""
+        """Have the function come to its end; return the value that it yields then."""
         assert self._process.stdin is not None, "a pipe"
         self._process.stdin.close()
         return self.result()
@@ -133,7 +133,7 @@ def started(function: Callable[..., Iterator[Any]], given: Mapping[str, Any]) ->
 
 
 def main() -> None:
-    """Of the process."""
+    """Run the function that the command line names, and write its results to standard output."""
     module, _, function = sys.argv[1].partition(":")
     result = getattr(importlib.import_module(module), function)(**json.loads(sys.argv[2]))
     if not isinstance(result, GeneratorType):

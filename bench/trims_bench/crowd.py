@@ -47,7 +47,7 @@ def visit(runtime_dir: str, model: str, clients: int, at_ns: int) -> Iterator[di
 
 
 class _Crowd:
-    """All clients, and what became of them."""
+    """Crowd of clients, and what became of them."""
 
     def __init__(self) -> None:
         self._poll = selectors.DefaultSelector()
@@ -64,7 +64,7 @@ class _Crowd:
         self.waiting += 1
 
     def hear(self, wait_s: float) -> None:
-        """What the daemon has answered by now, or within this time."""
+        """Take in the daemon's answers that are there, or that come within this time in seconds."""
         for key, _ in self._poll.select(wait_s):
             client, began = key.data
             try:

@@ -75,7 +75,7 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the number of the daemon's process."""
         assert self._process is not None, "the block has begun"
         return self._process.pid
 
@@ -135,7 +135,7 @@ class DaemonProcess:
             return door.load(name, place, on_progress=on_progress)
 
     def describe(self, name: str) -> Model:
-        """What the daemon knows of a model."""
+        """Return the daemon's description of a model."""
         with self.door() as door:
             return door.show(name)
 

@@ -145,7 +145,7 @@ class Demo:
 
 
 class _Asked(NamedTuple):
-    """What an endpoint is asked of a workload."""
+    """Framework and inputs of a workload's request to an endpoint."""
 
     framework: str
     inputs: Inputs
@@ -159,14 +159,14 @@ _ASKED = {
 
 
 class _Phases:
-    """How long a load was in each of its phases."""
+    """Seconds that a load was in each of its phases."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._since = time.monotonic()
 
     def watch(self, shown: Callable[[Loading], None]) -> Callable[[Loading], None]:
-        """Count from now on, and pass on what is told."""
+        """Count seconds by phase from now on, and pass each report of progress on."""
         self._since = time.monotonic()
 
         def told(progress: Loading) -> None:

@@ -1,4 +1,4 @@
-"""What the demo prints: stages side by side, whether answers are equal, memory, and a summary. Measures nothing."""
+"""Tables of the demo: stages side by side, whether answers are equal, memory, and a summary. Measures nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trims_bench.answers import Agreement
     from trims_bench.runs import Model, Report
 
-#: How a model is run; the first one is what the others are held against.
+#: Ways to run a model; the first one is what the others are held against.
 ALONE, COLD, WARM = SHOWN = ("framework alone", "trims cold", "trims warm")
 #: The daemon has never seen the artifact.
 UNSEEN = "trims, never seen before"
@@ -36,7 +36,7 @@ _STAGE_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What was paid once, when the model was registered.
+    """Seconds and bytes paid once, when the model was registered.
 
     Attributes:
         made_s: To make the artifact with its builder, if it has one, and to read it.
@@ -53,26 +53,26 @@ class Arrival:
 
 @dataclass(slots=True)
 class Compared:
-    """All runs of one model, by way."""
+    """Runs of one model, by way."""
 
     model: Model
     arrival: Arrival
     reports: dict[str, list[Report]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def median_s(self, way: str, seconds: Callable[[Report], float]) -> float:
-        """Of one figure of the reports."""
+        """Return the median of one figure of the reports, in seconds."""
         return median(map(seconds, self.reports[way]))
 
     def total_s(self, way: str) -> float:
-        """From the process's start to the answer, median."""
+        """Return the median seconds from the process's start to the answer."""
         return self.median_s(way, lambda report: report.total_s)
 
     def ready_s(self, way: str) -> float:
-        """For the model itself, median: whatever the framework's import and the inference cost."""
+        """Return the median seconds for the model itself, without the framework's import and the inference."""
         return self.median_s(way, lambda report: report.ready_s)
 
     def agreement(self) -> Agreement:
-        """Of the framework's own answer with the one that differs most from it."""
+        """Return how far the framework's own answer agrees with the one that differs most from it."""
         expected = self.reports[ALONE][0].answer
         same = workload(self.model.workload).same
         found = [same(expected, report.answer) for way in WAYS for report in self.reports[way]]
@@ -187,7 +187,10 @@ def _factors(seconds: Callable[[str], float]) -> list[str]:
 
 
 def requests(rows: Sequence[tuple[Compared, Sequence[tuple[float, float]]]]) -> None:
-    """What an endpoint's clients wait for if no process runs the model; `rows` has seconds and seconds of compute."""
+    """Print how long an endpoint's clients wait if no process runs the model.
+
+    `rows` has seconds of the request and of its compute.
+    """
     table = Table(
         title="An HTTP request when no process runs the model: an isolated process answers", title_justify="left"
     )

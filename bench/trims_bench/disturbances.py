@@ -1,4 +1,4 @@
-"""What a daemon is busy with while its warm opens are measured, each for the length of a `with` block."""
+"""Disturbances of a daemon while its warm opens are measured, each for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FLOODING_CLIENTS = 8
 #: The small models that are evicted for each other, and how many of them fit.
 _SMALL, _FIT = 6, 3
 _COLD_PAUSE_S = 0.05
-#: Between two times that the catalog is locked.
+#: Seconds between two times that the catalog is locked.
 _UNLOCKED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of what disturbs; a quick run has tiny ones."""
+    """Sizes of the disturbances; a quick run has tiny ones."""
 
     load_bytes: int
     small_bytes: int
@@ -48,7 +48,7 @@ class Sizes:
 
     @classmethod
     def of(cls, setup: Setup) -> Sizes:
-        """What the figure is about, or a quick run."""
+        """Return the sizes of the figure, or those of a quick run."""
         return cls(
             load_bytes=setup.size(2_000_000_000, 4_000_000),
             small_bytes=setup.size(8_000_000, 1_000_000),
@@ -61,11 +61,11 @@ class Sizes:
 
 @dataclass(slots=True)
 class Rig:
-    """What a disturbance works with.
+    """Daemon, folder and sizes that a disturbance works with.
 
     Attributes:
         folder: For checkpoints.
-        did: What it has done, told at its end; the proof that it disturbed.
+        did: Work done, reported at its end; the proof that it disturbed.
     """
 
     daemon: DaemonProcess
@@ -79,7 +79,7 @@ class Rig:
         return self.daemon.register({"name": name, "artifact": {"path": str(path)}})
 
     def resident(self, name: str, nbytes: int, tensors: int = 16) -> str:
-        """The same in memory."""
+        """Register a model of this size, and load it into memory."""
         self.daemon.load(self.registered(name, nbytes, tensors))
         return name
 
@@ -224,7 +224,7 @@ SLOW = "slow"
 
 
 def slow_file(folder: Path) -> Path:
-    """Of that model."""
+    """Return the path of the model whose file is slow to look at."""
     return folder / f"{SLOW}.safetensors"
 
 
@@ -234,7 +234,7 @@ class Disturbance:
 
     Attributes:
         what: For people.
-        begin: Prepares, disturbs for the length of the block, and tells what it did.
+        begin: Prepares, disturbs for the length of the block, and reports its work.
         room: Bytes of shared memory it needs.
     """
 

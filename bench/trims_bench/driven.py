@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from trims.core.policy.eviction import Policy
     from trims.core.residency.events import Event, Instruction
 
-#: Of every image.
+#: Bytes of every image.
 _IMAGE_BYTES = 10
-#: Longer than anything here lasts on the clock of the books.
+#: Seconds longer than anything here lasts on the clock of the books.
 _DEADLINE_S = 1e9
 _COST_S = 1.0
 
@@ -70,7 +70,7 @@ class DrivenBooks:
         return time.perf_counter_ns() - began, instructions
 
     def new_key(self) -> str:
-        """Of an image that is nowhere yet."""
+        """Return the key of an image that is nowhere yet."""
         return f"new-{next(self._names):060x}"
 
     # -- an open, event by event -----------------------------------------------------------------------------------

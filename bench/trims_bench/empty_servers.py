@@ -32,7 +32,7 @@ _HEADERS = [
 
 
 def serve() -> Iterator[dict[str, int]]:
-    """Both, until the second step: tells the ports `http` and `grpc`. For `trims_bench.child.started`."""
+    """Serve HTTP and gRPC until the second step. Yields the ports `http` and `grpc` (`trims_bench.child.started`)."""
     import uvicorn
     from trims_predictors.malloc import keep_memory
 

@@ -76,7 +76,7 @@ class EndpointClient:
         return json.loads(content[:end]), content[end:]
 
     def state(self) -> dict[str, Any]:
-        """What `GET /state` tells."""
+        """Return the answer of `GET /state`."""
         self._connection.request("GET", "/state")
         found: dict[str, Any] = json.loads(self._connection.getresponse().read())
         return found
@@ -117,7 +117,7 @@ class EndpointProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the number of the endpoint's process."""
         return self._process.pid
 
     def _await_port(self) -> int:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from trims_bench.zoo import Load, Model
 
-#: Between the start of the last client and the first request.
+#: Seconds between the start of the last client and the first request.
 _AHEAD_S = 0.2
 
 
 def take(port: int, models: Sequence[Model], load: Load) -> dict[str, list[Any]]:
-    """What came of all requests of a load: see `serve`. Each client is a process."""
+    """Return the results of all requests of a load: see `serve`. Each client is a process."""
     told = [{"name": model.name, "answer": model.answer} for model in models]
     with ExitStack() as stack:
         given = {"port": port, "models": told, "zipf": load.zipf, "seconds": load.seconds}
@@ -38,7 +38,7 @@ def take(port: int, models: Sequence[Model], load: Load) -> dict[str, list[Any]]
 def serve(
     *, port: int, models: list[dict[str, Any]], zipf: float, seconds: float, seed: int
 ) -> Generator[dict[str, list[Any]], dict[str, int], None]:
-    """A client process, once it is told when to begin: nanoseconds of `warm` and `cold` requests, words of `failed`."""
+    """Run a client that begins when asked. Yields nanoseconds of `warm` and `cold` requests, words of `failed`."""
     told: dict[str, list[Any]] = {"warm": [], "cold": [], "failed": []}
     begin_ns = (yield told)["begin_ns"]
     time.sleep(max(0.0, (begin_ns - time.monotonic_ns()) / 1e9))
@@ -68,7 +68,7 @@ def _ask(client: EndpointClient, model: dict[str, Any], told: dict[str, list[Any
 
 
 def _mean(outputs: list[dict[str, Any]], content: bytes) -> float:
-    """Of the magnitudes of the last hidden state, float32."""
+    """Return the mean magnitude of the last hidden state, float32."""
     at = 0
     for output in outputs:
         end = at + output["parameters"]["binary_data_size"]

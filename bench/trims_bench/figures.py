@@ -1,4 +1,4 @@
-"""What a benchmark finds: samples of two sides taken in turns, a value made of them, and the bar it is held against.
+"""Figures of a benchmark: samples of two sides taken in turns, a value made of them, and the bar it is held against.
 
 Samples are nanoseconds, bytes or counts, all of them kept. Standard library only: measuring runs in any environment.
 """
@@ -53,7 +53,7 @@ class Bar:
             raise ValueError(f"a bar is <= or >=, not {self.relation!r}")
 
     def reached(self, value: float) -> bool:
-        """Whether the value is on the right side."""
+        """Return whether the value is on the right side."""
         return value <= self.limit if self.relation == "<=" else value >= self.limit
 
 
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def reached(self) -> bool | None:
-        """None without a bar."""
+        """Return whether the value reaches the bar; None without a bar."""
         return None if self.bar is None else self.bar.reached(self.value)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,17 +87,17 @@ class Comparison:
 
 
 def faster(what: str, ours: Samples, theirs: Samples, bar: Bar | None) -> Comparison:
-    """How many times faster we are: the median over the pairs of (theirs / ours)."""
+    """Compare how many times faster we are: the median over the pairs of (theirs / ours)."""
     return Comparison(what, _median_ratio(theirs, ours), "x", bar, (ours, theirs))
 
 
 def share(what: str, ours: Samples, theirs: Samples, bar: Bar | None) -> Comparison:
-    """How many times theirs ours is: the median over the pairs of (ours / theirs)."""
+    """Compare how many times theirs ours is: the median over the pairs of (ours / theirs)."""
     return Comparison(what, _median_ratio(ours, theirs), "x", bar, (ours, theirs))
 
 
 def _median_ratio(above: Samples, below: Samples) -> float:
-    """Of pairs taken one after the other, so that a machine that slows down for a while slows both."""
+    """Return the median ratio of pairs taken one after the other: a machine that slows down for a while slows both."""
     return median(a / b for a, b in zip(above.values, below.values, strict=True))
 
 
@@ -118,11 +118,11 @@ class Figure:
 
     @property
     def reached(self) -> bool:
-        """Whether every bar is."""
+        """Return whether every bar is."""
         return all(each.reached is not False for each in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
-        """For the results folder."""
+        """Return the figure as JSON for the results folder."""
         return {
             "name": self.name,
             "title": self.title,

@@ -40,7 +40,7 @@ class _Flood:
         return {**self._open, "id": self._number}
 
     def answer(self) -> int:
-        """For each answer that has come a close, and the next open; returns how many."""
+        """Send a close for each answer that has come, and the next open; return how many answers came."""
         granted = [message for message in self._client.receive() if message.get("id") is not None]
         more: list[Message] = []
         for message in granted:

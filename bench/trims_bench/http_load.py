@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 _TOLERANCE = 1e-3
-#: Not counted: connections are made, and the server's code paths are warm.
+#: Seconds that are not counted: connections are made, and the server's code paths are warm.
 _WARM_UP_S = 1.0
 
 
@@ -56,7 +56,7 @@ async def _ask(
 
 
 def _difference(content: bytes, expected: list[float], speaks_v2: bool) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """Return what is wrong with an answer; empty if nothing is."""
     try:
         answer = json.loads(content)
         found = answer["outputs"][0]["data"] if speaks_v2 else answer["y"][0]
@@ -85,5 +85,5 @@ class _Told:
             self.answered += 1
 
     def failures(self) -> dict[str, Any]:
-        """How many, and the words of the first."""
+        """Return the number of wrong answers, and the words of the first."""
         return {"failed": len(self._wrong), "why": self._wrong[0] if self._wrong else ""}

@@ -1,4 +1,4 @@
-"""What a measurement was taken on, in words that say nothing about whose machine it is."""
+"""Machine of a measurement, in words that say nothing about whose machine it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine() -> dict[str, str | int]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every package that matters here; those not installed are left out."""
+    """Return the versions of Python and of every package that matters here; those not installed are left out."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the checkout, with a `+` if files differ from it; empty outside of one."""
+    """Return the commit of the checkout, with a `+` if files differ from it; empty outside of one."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

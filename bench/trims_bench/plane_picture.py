@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _CELL = re.compile(r"room (?P<room>\d+%), Zipf (?P<zipf>[\d.]+), (?P<who>\d+ clients?(, cold)?)")
 _WIDE, _HIGH, _LEFT, _TOP, _GAP = 46, 26, 96, 64, 22
-#: From as fast as the other side to five times as fast.
+#: Colours from as fast as the other side to five times as fast.
 _SLOW, _FAST, _SCALE = (0xE8, 0xEE, 0xF4), (0x1F, 0x6F, 0xB2), 5.0
 _LATER = "#d9534f"
 
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 
 def cells(comparisons: Iterable[dict[str, object]]) -> list[Cell]:
-    """Of the figure's comparisons."""
+    """Return the cells of the figure's comparisons."""
     found = ((_CELL.fullmatch(str(each["what"])), float(str(each["value"]))) for each in comparisons)
     return [Cell(match["room"], match["zipf"], match["who"], value) for match, value in found if match]
 

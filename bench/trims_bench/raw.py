@@ -51,7 +51,7 @@ class RawClient:
             return
 
     def receive(self) -> list[Message]:
-        """What has come; waits if nothing has. Descriptors are closed: nothing is mapped.
+        """Return the messages that have come; wait if there are none. Descriptors are closed: nothing is mapped.
 
         Raises ConnectionError if the daemon has hung up, TimeoutError if nothing comes.
         """

@@ -1,7 +1,4 @@
-"""Where the checkout keeps what benchmarks need: manifests, and the environments of MXNet and of others' clients.
-
-The demo and the benchmarks run from a checkout; an installed wheel has neither.
-"""
+"""Files of the checkout that benchmarks need: manifests, and the environments of MXNet and of others' clients."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ _IMPORT_TIMEOUT_S = 60
 
 
 class ClientsMissingError(Exception):
-    """There is no interpreter that can import tritonclient; the message says why."""
+    """Error for a missing interpreter that can import tritonclient; the message says why."""
 
 
 class MxnetMissingError(Exception):
-    """There is no interpreter that can import MXNet; the message says why."""
+    """Error for a missing interpreter that can import MXNet; the message says why."""
 
 
 def mxnet_python() -> Path:

@@ -46,7 +46,7 @@ class Model:
 
     @property
     def manifest(self) -> Path:
-        """Its manifest in the checkout."""
+        """Return the path of the model's manifest in the checkout."""
         return MANIFESTS / f"{self.name}.yaml"
 
 
@@ -59,7 +59,7 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says; times in seconds, from the start of its process.
+    """Report of a worker; times in seconds, from the start of its process.
 
     Attributes:
         stages_s: Stage -> seconds, in order.
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def ready_s(self) -> float:
-        """To have the model, once the framework is there: `connect`, `open` and `load`."""
+        """Return the seconds to have the model, once the framework is there: `connect`, `open` and `load`."""
         return sum(self.stages_s.get(stage, 0.0) for stage in ("connect", "open", "load"))
 
 
@@ -102,7 +102,7 @@ def _built(manifest: Manifest, state_dir: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The same for both sides: compiled bytecode is used, nothing is fetched or reported over the network."""
+    """Return the environment of both sides: bytecode is used, nothing is fetched or reported over the network."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 

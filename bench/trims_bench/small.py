@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
-#: Of `dense`.
+#: Extents of `dense`.
 WIDTH, HIDDEN, CLASSES = 64, 256, 10
 
 
@@ -36,7 +36,7 @@ def dense(weights: _Arrays, inputs: _Arrays) -> dict[str, Any]:
 
 
 def manifest(name: str, path: Path, function: str, shape: list[int], **predictor: object) -> dict[str, Any]:
-    """Of one of them, for `trims add`."""
+    """Return the manifest of one of these models, for `trims add`."""
     return {
         "name": name,
         "framework": {"name": "numpy"},

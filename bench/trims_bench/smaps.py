@@ -1,7 +1,4 @@
-"""Who holds which memory, from /proc/PID/smaps: resident, proportional and private bytes of chosen mappings.
-
-Proportional (PSS) counts a page that n processes map as 1/n in each, so that sums over processes count every page once.
-"""
+"""Memory that processes hold, from /proc/PID/smaps: resident, proportional and private bytes of chosen mappings."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def total(held: Iterable[Held]) -> Held:
 
 
 def of_weights(pid: int | str, segment: str) -> Held:
-    """What a process holds of a replica: all its mappings of the segment of this name."""
+    """Return the memory that a process holds of a replica: all its mappings of the segment of this name."""
     return total(held for path, held in mappings(pid) if segment in path)
 
 
@@ -55,7 +52,7 @@ def of_process(pid: int | str = "self") -> Held:
 
 
 def below(pid: int) -> list[int]:
-    """All processes that a process has started, and those that they have started, as far as they still run."""
+    """Return all processes that a process has started, and those that they have started, as far as they still run."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Side = Literal["trims", "transformers"]
 TOKENS = list(range(1000, 1016))
-#: Between telling the clients and their first request.
+#: Seconds between the signal to the clients and their first request.
 _AHEAD_S = 0.2
-#: Between answers of one model by different ways.
+#: Largest difference between answers of one model by different ways.
 TOLERANCE = 1e-4
 
 
@@ -46,7 +46,7 @@ class Model:
     nbytes: int
 
     def manifest(self, shape: dict[str, Any]) -> dict[str, Any]:
-        """For `trims add`."""
+        """Return the manifest for `trims add`."""
         options = {"module": "trims_bench.builders.minilm_torch:build_module", "module_args": shape}
         return {"name": self.name, "artifact": {"path": str(self.folder / "model.safetensors"), "options": options}}
 
@@ -84,7 +84,7 @@ def drop_pages(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients do for a while.
+    """Load that the clients make for a while.
 
     Attributes:
         zipf: Exponent: model number n is asked for as often as 1 / n ** zipf; 0 for all alike.
@@ -125,7 +125,7 @@ def clients(side: Side, models: Sequence[Model], count: int, runtime_dir: Path) 
 
 
 def serve(*, side: Side, models: list[dict[str, Any]], runtime_dir: str) -> Iterator[Any]:
-    """A client process: nanoseconds of its requests, for each load it is told."""
+    """Run a client that yields the nanoseconds of its requests, for each load that it gets."""
     import torch
 
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def serve(*, side: Side, models: list[dict[str, Any]], runtime_dir: str) -> Iter
 
 
 def _loader(side: Side, runtime_dir: str) -> Callable[[dict[str, Any]], Any]:
-    """How this side makes a module."""
+    """Return a function by which this side makes a module."""
     from transformers import BertModel
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""What a predictor is: load, predict, unload. A class with these methods is one; it needs no base."""
+"""Predictor interface: load, predict, unload. A class with these methods is a predictor; it needs no base."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a predictor is told beside its weights.
+    """Facts that a predictor gets beside its weights.
 
     Attributes:
         model: Name of the model.

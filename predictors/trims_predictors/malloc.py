@@ -17,7 +17,7 @@ _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _TUNABLES, _OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 #: Free bytes at the end of a heap that are kept.
 KEPT_BYTES = 64 << 20
-#: From this size on an allocation is a mapping of its own, which is given back at once.
+#: Bytes from which on an allocation is a mapping of its own, which is given back at once.
 LARGE_BYTES = 16 << 20
 #: Small enough to come from the heap, as the buffers of requests do.
 _BLOCK_BYTES = 4 << 20

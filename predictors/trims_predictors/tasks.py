@@ -18,7 +18,7 @@ class Background:
 
     Args:
         whose: The owner, for the log: what fails there is a bug.
-        explained: Takes what a task raised, and returns True if that is no bug and was told.
+        explained: Takes what a task raised, and returns True if that is no bug and was reported.
     """
 
     def __init__(self, whose: str, explained: Callable[[BaseException], bool] = lambda _: False) -> None:
@@ -41,7 +41,7 @@ class Background:
             task.cancel()
 
     async def wait(self) -> None:
-        """Until all that runs now has ended, however it does."""
+        """Wait until all that runs now has ended, however it does."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:

@@ -207,7 +207,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def numpy_dtype(dtype: str) -> Any:
-    """What numpy calls a data type."""
+    """Return numpy's type of a data type of the protocol."""
     if dtype == "BF16":
         import ml_dtypes
 
@@ -216,7 +216,7 @@ def numpy_dtype(dtype: str) -> Any:
 
 
 def dtype_name(name: str, dtype: np.dtype[Any]) -> str:
-    """What the protocol calls a data type of numpy's; text and objects are BYTES. Raises CallerError."""
+    """Return the protocol's name of a numpy type; text and objects are BYTES. Raises CallerError."""
     if dtype.kind in "OSU":
         return "BYTES"
     if dtype.name == "bfloat16":
@@ -233,7 +233,7 @@ def describe(types: Iterable[TensorType]) -> list[Message]:
 
 
 def types_of(described: Iterable[Message]) -> tuple[TensorType, ...]:
-    """What `describe` described."""
+    """Return the tensor types that `describe` has turned into messages."""
     return tuple(TensorType(each["name"], each["dtype"], tuple(each["shape"])) for each in described)
 
 

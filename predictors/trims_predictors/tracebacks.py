@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-#: Characters of an error's text that are told. Some texts hold a whole array.
+#: Characters of an error's text that are reported. Some texts hold a whole array.
 _MOST_LETTERS = 8000
 #: Frames of these files say nothing of a user's code.
 _OURS = (os.path.dirname(os.path.abspath(__file__)), "<frozen importlib")

@@ -1,4 +1,4 @@
-"""What every converter promises, whatever the format.
+"""Promises of every converter, whatever the format.
 
 To add one: write a function that makes its artifact, and a row in `CASES`.
 """
@@ -102,7 +102,7 @@ class Case:
 
     format: str
     make: Callable[[Path], Path]
-    #: What `weight` is called in the image.
+    #: Name of `weight` in the image.
     weight: str = "weight"
     options: dict[str, Any] = field(default_factory=dict)
     #: Whether its headers say how large the image is; not where it is unpacked, rearranged or left to a framework.

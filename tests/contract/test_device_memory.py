@@ -168,7 +168,7 @@ def test_a_thread_that_was_not_bound_cannot_use_the_device(kind: str) -> None:
 
 
 def test_copies_happen_when_they_are_waited_for(kind: str) -> None:
-    """Else a test of "synchronised before sealed" could not fail."""
+    """Copies must not happen at once, or a test of "synchronised before sealed" could not fail."""
     owner = Owner(kind, "ipc")
     assert isinstance(owner.cuda, FakeCuda)
     stream, host = owner.cuda.stream(), owner.cuda.host_allocate(4096)

@@ -41,7 +41,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("bench"), quick=True)
 
 
-#: Those that ask as clients by others.
+#: Scenarios that ask by other makers' clients.
 CLIENTS = ("endpoint", "throughput")
 MARKS = {"mxnet": pytest.mark.mxnet, **dict.fromkeys(CLIENTS, pytest.mark.clients)}
 #: Through the store's door, through a framework, and through the endpoint.

@@ -42,17 +42,17 @@ class Command:
         return status, told.out, told.err
 
     def done(self, *words: object) -> str:
-        """It must succeed; its output."""
+        """Return the output of a command, which must succeed."""
         status, out, err = self(*words)
         assert status == 0, err
         return out
 
     def json(self, *words: object) -> Any:
-        """It must succeed and print one JSON document."""
+        """Return the one JSON document that a command prints, which must succeed."""
         return json.loads(self.done(*words, "--json"))
 
     def refused(self, *words: object) -> str:
-        """It must fail with one sentence on standard error and nothing else."""
+        """Return the error of a command, which must fail with one sentence on standard error and nothing else."""
         status, out, err = self(*words)
         assert (status, out) == (1, "")
         assert err.startswith("trims: ")

@@ -37,7 +37,7 @@ TOKEN = "a-token-of-the-test"
 
 
 def image_variables() -> dict[str, str]:
-    """What the image sets for its processes."""
+    """Return the variables that the image sets for its processes."""
     lines = [line.removeprefix("ENV ") for line in DOCKERFILE.splitlines() if line.startswith("ENV ")]
     return dict(each.split("=", 1) for line in lines for each in shlex.split(line))
 
@@ -82,7 +82,7 @@ def contained(service: dict[str, Any], host: dict[str, Path], *more: str) -> lis
 
 @pytest.fixture
 def host(folder: Path) -> dict[str, Path]:
-    """What an operator makes on the host beforehand, as deploy/compose.yaml says."""
+    """Make the folders and files that an operator makes on the host beforehand, as deploy/compose.yaml says."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     made = {"/run/trims": folder / "run", "state": folder / "state", "/srv/models": folder / "models"}
@@ -99,7 +99,7 @@ def host(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def url(host: dict[str, Path]) -> Iterator[str]:
-    """Where the endpoint answers, with both services running."""
+    """Yield the address at which the endpoint answers, with both services running."""
     services = COMPOSE["services"]
     started = [
         subprocess.Popen(contained(services["daemon"], host, "--gpus", "none", "--cpu-capacity-bytes", "64MiB")),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOUNTED = "/run/trims"
-#: Reads a model's bytes at every line of standard input, and tells what it sees.
+#: Program that reads a model's bytes at every line of standard input, and prints what it sees.
 _CLIENT = """
 import json, os, sys
 import trims

@@ -33,7 +33,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in s
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 EMBEDDINGS = "embeddings.word_embeddings.weight"
 WAIT_S = 300
-#: What the documents take for granted: the reader's own module, input, and checkpoint.
+#: Files that the documents take for granted: the reader's own module, input, and checkpoint.
 MY_MODELS = """
 import torch
 
@@ -127,11 +127,11 @@ class World:
             )
 
     def command(self, *words: str) -> str:
-        """What a `trims` command prints."""
+        """Return the output of a `trims` command."""
         return self._run([sys.executable, "-m", "trims.cli.main", *words])
 
     def python(self, code: str, python: str = sys.executable) -> str:
-        """What a program prints. Absolute paths of the documents lead into the folder."""
+        """Return the output of a program. Absolute paths of the documents lead into the folder."""
         return self._run([python, "-c", PRELUDE + code.replace('"/models/', f'"{self.models}/')])
 
     def _run(self, command: list[str]) -> str:
@@ -260,7 +260,7 @@ def commands(block: Block) -> list[list[str]]:
     return [words[1:] if words[0] == "sudo" else words for words in found]
 
 
-#: What every machine has that the documents name it for, beside trims; `install` only of what is in the repository.
+#: Commands of every machine that the documents name, beside trims; `install` only of what is in the repository.
 _OF_SYSTEM = {"cd", "mkdir", "useradd", "systemctl", "install"}
 _SERVICE: Any = None
 ROUTES = build_app(_SERVICE, most_body_bytes=0, token=None, loopback=True).openapi()["paths"]

@@ -1,4 +1,4 @@
-"""What clients and probes are told of readiness: of models that cannot run, and of an endpoint that is ending."""
+"""Readiness as clients and probes see it: of models that cannot run, and of an endpoint that is ending."""
 
 from __future__ import annotations
 

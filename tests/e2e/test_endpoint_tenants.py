@@ -220,7 +220,7 @@ def test_a_predictor_in_a_namespace_opens_the_models_of_its_tenant_only(
     assert told[3].startswith("FileNotFoundError")
 
 
-#: What a predictor of the blue tenant tries: another tenant's model, a common one, to look round, another's door.
+#: Attempts of the blue tenant's predictor: another tenant's model, a common one, to look round, another's door.
 _PROBES = (
     "import trims\nvalue = trims.connect({str_run!r}).open('red-1')",
     "import trims\nvalue = trims.connect({str_run!r}).open('shared').place",

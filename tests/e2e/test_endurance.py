@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 DAEMON = SUPPORT / "dying_daemon.py"
 WARM_UP, CYCLES = 2_000, 50_000
-#: What 50,000 cycles may add: less than 170 bytes each.
+#: Bytes that 50,000 cycles may add: less than 170 each.
 GROWTH_BYTES = 8 << 20
 
 
 class Process:
-    """What the kernel says a process holds."""
+    """Process and what the kernel says that it holds."""
 
     def __init__(self, pid: int) -> None:
         self.folder = Path(f"/proc/{pid}")
@@ -130,7 +130,7 @@ class Crowd:
         self.outcomes: list[str] = []
 
     def run(self) -> list[str]:
-        """What became of each open. Raises whatever is not declared."""
+        """Return what became of each open. Raises whatever is not declared."""
         try:
             for _ in range(TURNS):
                 self.turn()

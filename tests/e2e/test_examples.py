@@ -40,7 +40,7 @@ WAIT_S = 100
 
 
 def run(program: str, artifact: Path, daemon: Daemon, python: str = sys.executable) -> str:
-    """What it prints."""
+    """Run an example program and return its output."""
     environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir)}
     command = [python, str(EXAMPLES / program), str(artifact)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
@@ -186,7 +186,7 @@ def serving(environment: dict[str, str], folder: Path, *flags: str) -> Iterator[
 
 
 def wait_for(daemon: Admin, process: subprocess.Popen[bytes]) -> None:
-    """Until the daemon answers."""
+    """Wait until the daemon answers."""
     until = time.monotonic() + WAIT_S
     while True:
         try:
@@ -200,7 +200,7 @@ def wait_for(daemon: Admin, process: subprocess.Popen[bytes]) -> None:
 
 
 def command(environment: dict[str, str], folder: Path, *words: str) -> str:
-    """What a command of trims prints, on both of its outputs."""
+    """Return both outputs of a command of trims."""
     line = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -262,7 +262,7 @@ def values(session: Session, name: str) -> object:
 
 
 def is_unknown(session: Session, name: str) -> bool:
-    """Whether no model has the name."""
+    """Return whether no model has the name."""
     try:
         session.open(name).close()
     except ModelNotFoundError:

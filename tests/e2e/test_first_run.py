@@ -113,7 +113,7 @@ def test_what_a_run_had_is_forgotten_with_its_image(trims: Command, folder: Path
 
 
 def test_a_graph_that_was_exchanged_takes_its_own_inputs_at_once(daemon: Daemon, trims: Command, folder: Path) -> None:
-    """What was known of the files before refuses no request for those that are there now."""
+    """Facts about the files that were there before refuse no request for those that are there now."""
     value, kind = onnx_models.value, onnx_models.TensorProto
     path = onnx_models.classifier(folder / "c.onnx")
     trims("add", str(path))

@@ -267,7 +267,7 @@ def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("after", [0, 1, 3, 8, 14])
 def test_a_check_that_is_killed_leaves_a_whole_file(folder: Path, after: int) -> None:
-    """After so many lines of its output; what had not ended or begun says so."""
+    """Kill the check after so many lines of its output; parts that had not ended or begun say so."""
     (folder / "cuda").mkdir()
     kind = make_devices(folder / "cuda", [Device(UUID, "Fake", 1 << 30)])
     words = command(folder, kind, "--no-tests", "--stage", "sound")

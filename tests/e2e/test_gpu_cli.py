@@ -1,4 +1,4 @@
-"""What the `trims` command says of GPUs, with a live daemon and its keeper on the fake driver."""
+"""GPUs in the `trims` command, with a live daemon and its keeper on the fake driver."""
 
 from __future__ import annotations
 

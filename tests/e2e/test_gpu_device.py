@@ -102,7 +102,7 @@ def client(kind: str, daemon: Daemon, path: Path) -> Iterator[Callable[[], dict[
 
 
 def digests(path: Path) -> dict[str, str]:
-    """Of every tensor of the file."""
+    """Return the digest of every tensor of the file."""
     import hashlib
 
     from safetensors.numpy import load_file

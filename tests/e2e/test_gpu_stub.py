@@ -71,7 +71,7 @@ def _assert_nobody_holds(memory: Path) -> None:
 
 
 def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
-    """Else a call that was added would be told as missing by the package, and not looked into."""
+    """Calls that are added later are found: else the package would report them as missing, and not look into them."""
     bindings = (ROOT / "trims" / "memory" / "cuda" / "bindings.py").read_text()
     calls = set(re.findall(r'"(cu[A-Z]\w+?)(?:_v2)?"', bindings))
     known = set(re.findall(r"CALL\((\w+),", (ROOT / "tests" / "stub_driver" / "driver.c").read_text()))

@@ -77,7 +77,7 @@ def test_tensors_outlive_their_weights_and_keep_the_lease(
         with pytest.raises(InUseError):
             daemon.store.evict(f"file:{path}", GPU)
         del tensor
-        session.open_file(path).close()  # what was given up is told with the next request
+        session.open_file(path).close()  # given-up weights are reported with the next request
         daemon.store.evict(f"file:{path}", GPU)
     assert "gpu:0" not in states(daemon)
 

@@ -519,7 +519,7 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
 
 
 def pinned_images(daemon: Daemon) -> list[str]:
-    """As the books know it; the images themselves may still be on their way to memory."""
+    """Return the keys that the books have as pinned; the images themselves may still be on their way to memory."""
     return sorted(key for key, _ in daemon.store.residency.capacity.pins)
 
 

@@ -44,7 +44,7 @@ def daemon(serve: Callable[..., Daemon]) -> Daemon:
 
 
 def external(main: Path) -> Path:
-    """The same model with all weights in a file beside it."""
+    """Write the same model with all weights in a file beside it, and return its path."""
     onnx.save(onnx.load(main), main, save_as_external_data=True, location="weights.bin", size_threshold=0)
     main.with_name("weights.bin").chmod(0o644)
     return main

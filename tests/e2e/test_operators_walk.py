@@ -1,4 +1,4 @@
-"""What an operator does from an empty folder on: add a model by its path, restart, and upgrade under load."""
+"""Walk of an operator from an empty folder on: add a model by its path, restart, and upgrade under load."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Machine:
         return done.stdout + done.stderr
 
     def ask(self, model: str = "linear") -> tuple[str, Any]:
-        """One request: `answered`, `told` to try again, or `failed`, and what came."""
+        """Send one request: return `answered`, `told` to try again, or `failed`, and what came."""
         url = f"http://127.0.0.1:{self.port}/v2/models/{model}/infer"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, json.dumps(BODY).encode()), timeout=120) as answer:

@@ -43,7 +43,7 @@ def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def visit(folder: Path) -> Iterator[Callable[..., Browser]]:
-    """Open a browser at an endpoint's page. Afterwards it has told no error: no exception, and nothing blocked."""
+    """Open a browser at an endpoint's page. Afterwards it has reported no error: no exception, and nothing blocked."""
     opened: list[Browser] = []
 
     def make(endpoint: Endpoint, width: int = 1400) -> Browser:
@@ -116,7 +116,7 @@ def test_a_text_and_a_model_without_stated_inputs_can_be_tried(
     browser.write('[{"name": "x", "datatype": "FP64", "shape": [1], "data": [4]}]')
     browser.evaluate("document.getElementById('trial-form').requestSubmit()")
     browser.wait("document.querySelector('#answer pre')?.textContent === '[8]'")
-    browser.wait("document.getElementById('input-0')")  # a predictor has told its inputs by now
+    browser.wait("document.getElementById('input-0')")  # a predictor has reported its inputs by now
 
 
 def test_a_request_that_is_wrong_says_why(

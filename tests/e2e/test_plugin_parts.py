@@ -193,7 +193,7 @@ def test_a_daemon_that_cannot_open_a_plugin_leaves_nothing_open(
 
 
 class Hanging(MemoryRegistry):
-    """Its `get` waits until the test lets it go on."""
+    """Registry whose `get` waits until the test lets it go on."""
 
     go_on = threading.Event()
 

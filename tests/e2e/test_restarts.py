@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 ROUTES = ("/v2/models/{}", "/v2/models/{}/config", "/v2/models/{}/ready")
-#: Fields of `trims show` and `trims list` that tell where the image is, and not what it is.
+#: Fields of `trims show` and `trims list` that say where the image is, and not what it is.
 MOVING = {"replicas", "in_memory"}
 
 
@@ -41,7 +41,7 @@ def models(folder: Path) -> list[dict[str, Any]]:
 
 
 def shown(daemon: Daemon, names: list[str]) -> dict[str, Any]:
-    """What the commands print of each model."""
+    """Return what the commands print of each model."""
     found: dict[str, Any] = {}
     for command in (["list"], *(["show", name] for name in names)):
         run = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(daemon.config.runtime_dir)]
@@ -53,7 +53,7 @@ def shown(daemon: Daemon, names: list[str]) -> dict[str, Any]:
 
 
 def answered(daemon: Daemon, names: list[str]) -> dict[str, tuple[int, Any]]:
-    """What the routes answer of each model, and an inference of each graph."""
+    """Return what the routes answer of each model, and an inference of each graph."""
     endpoint = Endpoint(daemon.config.runtime_dir)
     try:
         found: dict[str, tuple[int, Any]] = {}

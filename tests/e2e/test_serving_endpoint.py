@@ -44,7 +44,7 @@ class Serving:
         return {} if done.returncode else json.loads(done.stdout)["stats"]
 
     def url(self) -> str:
-        """Where the endpoint answers, once it does."""
+        """Return the address at which the endpoint answers, once it does."""
         until = time.monotonic() + 120
         while not (found := self.stats().get("endpoint")):
             assert time.monotonic() < until, self._log.read_text()

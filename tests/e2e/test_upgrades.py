@@ -32,7 +32,7 @@ NBYTES = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large models are mapped, of which small ones are not worth it; and a thread that wakes more often."""
+    """Map small models as large ones are mapped, and have a thread wake more often."""
     monkeypatch.setattr(mapping, "_WORTH_BYTES", 1)
     monkeypatch.setattr(watch, "_WAKE_MS", 20)
 
@@ -54,7 +54,7 @@ def address_of(weights: Weights) -> int:
 
 
 def files_under(address: int) -> str:
-    """What the kernel has mapped there."""
+    """Return the file that the kernel has mapped at an address; empty if there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, _, end = line.split()[0].partition("-")
         if int(begin, 16) <= address < int(end, 16):

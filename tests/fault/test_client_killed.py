@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.daemon.main import Daemon
 
-#: What the client does before it says `here` and stands still.
+#: Steps of the client before it says `here` and stands still.
 MOMENTS = {
     "connected, silent": "channel = Channel(path, 'victim')",
     "greeted": "channel = Channel(path, 'victim'); channel.tell({'op': 'close', 'lease': 1})",

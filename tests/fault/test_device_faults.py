@@ -1,4 +1,4 @@
-"""Bad days of a device: keepers killed, devices full or lost, readers that are told, and what remains."""
+"""Bad days of a device: keepers killed, devices full or lost, readers that are notified, and what remains."""
 
 from __future__ import annotations
 

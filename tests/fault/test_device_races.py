@@ -42,7 +42,7 @@ raw = pytest.fixture(raws)
 def test_a_damaged_disk_image_never_gets_to_a_device(
     how: str, serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    """It is hashed while it is copied: a truncated file must not end the process that hashes it."""
+    """Hashing happens while the image is copied: a truncated file must not end the process that hashes it."""
     daemon, path = serve_gpu(), checkpoint("m", nbytes=20 << 20)
     DAMAGES[how](put_on_disk(daemon, path))
     with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
@@ -125,7 +125,7 @@ def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
 def test_a_process_that_cannot_be_watched_is_granted_nothing_that_must_outlive_it(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another process-id namespace a client shows as process 0. No other client notices."""
+    """Clients from another process-id namespace show as process 0. No other client notices."""
     daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
 
     def refuses(pid: int) -> int:

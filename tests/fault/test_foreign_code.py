@@ -1,4 +1,4 @@
-"""What code of a model does beside answering: forks, threads that finish late. None of it is taken for an answer."""
+"""Acts of a model's code beside answering: forks, threads that finish late. None of it is taken for an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def answers(daemon: Daemon, count: int = 8, **settings: object) -> list[tuple[int, int]]:
-    """Which process answered each of several requests, and the status of the child that it forked."""
+    """Return which process answered each of several requests, and the status of the child that it forked."""
 
     async def work(driver: Driver) -> list[tuple[int, int]]:
         found = [arrays(await driver.ask(x=[1.0])) for _ in range(count)]

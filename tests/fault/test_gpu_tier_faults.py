@@ -89,7 +89,7 @@ def test_what_cannot_be_freed_because_a_descriptor_is_missing_is_freed_later(
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """This process may open nothing more."""
+    """Take all descriptors, so that this process may open nothing more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
     taken = [os.open(os.devnull, os.O_RDONLY)]

@@ -176,7 +176,7 @@ def test_a_fortran_ordered_bomb_meets_the_memory_limit(tmp_path: Path) -> None:
 
 
 class Runs:
-    """Its pickle calls `os.system`."""
+    """Object whose pickle calls `os.system`."""
 
     def __init__(self, command: str) -> None:
         self.command = command

@@ -328,7 +328,7 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
 
 
 def test_a_keeper_that_cannot_be_reached_any_more_ends(path: Path) -> None:
-    """Its daemon was killed and the folder removed: it must not hold the device's memory for ever."""
+    """A keeper whose daemon was killed and whose folder was removed must not hold the device's memory for ever."""
     with KeeperConnection(path) as keeper:
         pid = keeper.hello().pid
         path.unlink()

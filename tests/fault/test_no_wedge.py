@@ -1,4 +1,4 @@
-"""What once wedged, lost or stalled a whole store, each put to a real daemon. docs/faults.md names these tests."""
+"""Faults that once wedged, lost or stalled a store, each put to a real daemon. docs/faults.md names these tests."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_name_removed_during_a_lookup_does_not_open_afterwards(
 def test_a_file_that_changes_between_its_hash_and_its_conversion_is_read_again(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the bytes of the new file would stand under the key of the old one, for good."""
+    """Without this the bytes of the new file would stand under the key of the old one, for good."""
     path, plans = checkpoint("m"), daemon.store.runner._plans
     other = checkpoint("other", nbytes=8192).read_bytes()
     real, changed = plans.measure, []
@@ -443,7 +443,7 @@ def test_a_terabyte_that_fits_nowhere_is_refused_before_it_is_read(
 def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Formats whose headers do not tell the size, so that nothing but their turns is left to bound them."""
+    """Formats whose headers do not state the size, so that nothing but their turns is left to bound them."""
     monkeypatch.setattr("trims.store.resolve.resolver.least_image_bytes", lambda artifact: 0)
     monkeypatch.setattr(hashing, "TURN_BYTES", 16 << 20)
     other = Asker(daemon)
@@ -619,7 +619,7 @@ def found(
 def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
     found: tuple[Daemon, str, threading.Event],
 ) -> None:
-    """Else a reader whose daemon was killed before the catalog was written would never have its lease back."""
+    """Without this a reader whose daemon was killed before the catalog was written would never have its lease back."""
     second, key, go_on = found
     again = Asker(second)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def expected_of(path: Path) -> np.ndarray:
-    """What the file's one tensor is, read without trims."""
+    """Return the file's one tensor, read without trims."""
     found: np.ndarray = load_file(path)["weight"]
     return found
 
@@ -406,7 +406,7 @@ def test_an_image_that_cannot_be_remembered_is_granted_all_the_same(
 
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many images a daemon may have open, of which it keeps eight to spare."""
+    """Return how many images a daemon may have open, of which it keeps eight to spare."""
     monkeypatch.setattr("trims.daemon.main.budget", lambda sessions: Budget(64, sessions, 12))
     return 12
 

@@ -34,7 +34,7 @@ def named() -> dict[str, str]:
 
 
 def is_there(name: str) -> bool:
-    """Whether it can be imported, or reached from what can be."""
+    """Return whether it can be imported, or reached from what can be."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:

@@ -1,4 +1,4 @@
-"""What a user's program may name: it is there, documented, and costs nothing before it is asked for."""
+"""Names that a user's program may use: each is there, documented, and costs nothing before it is asked for."""
 
 from __future__ import annotations
 

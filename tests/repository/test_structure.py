@@ -34,7 +34,7 @@ def _named(file: Path) -> set[str]:
 
 
 def _graph(modules: dict[str, Path]) -> dict[str, set[str]]:
-    """Of each module those it names; a package that a module lies in is needed by it in any case."""
+    """Return by module those that it names; a package that a module lies in is needed by it in any case."""
     return {
         name: {other for other in _named(file) & modules.keys() if not f"{name}.".startswith(f"{other}.")}
         for name, file in modules.items()

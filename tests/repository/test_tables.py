@@ -1,4 +1,4 @@
-"""What the documents list is what the code has."""
+"""Lists of the documents agree with the code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_dtype_numbers_are_the_codes() -> None:
 
 
 def named_tests() -> list[tuple[str, str]]:
-    """Files that the table of faults names, by as much of their path as it tells, each with the test it names there."""
+    """Files that the table of faults names, by as much of their path as it states, each with the test named there."""
     return re.findall(r"((?:\w+/)*test_\w+\.py)(?:::(test_\w+))?", (DOCS / "faults.md").read_text())
 
 

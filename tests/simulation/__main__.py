@@ -89,7 +89,7 @@ def soak(options: argparse.Namespace) -> int:
 
 
 def _one(seed: int, steps: int) -> tuple[str, int, Counter[tuple[str, str]], Counter[str]]:
-    """What was found, events of the books, (event, state) pairs, and what the scheduler let happen, by kind."""
+    """Return the error found, events of the books, (event, state) pairs, and what the scheduler let happen, by kind."""
     run, found = Run(Choices(seed), steps), ""
     try:
         run.go()

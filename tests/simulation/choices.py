@@ -43,10 +43,10 @@ class Choices:
         return items[self.below(len(items))]
 
     def chance(self, one_in: int) -> bool:
-        """True once in so many times; 0 stands for no. Never while all is calm."""
+        """Return True once in so many times; 0 stands for no. Never while all is calm."""
         return not self.calm and self.below(one_in) == one_in - 1
 
     @property
     def over(self) -> bool:
-        """True when all that was recorded has been replayed."""
+        """Return whether all that was recorded has been replayed."""
         return self._recorded is not None and len(self.drawn) >= len(self._recorded)

@@ -135,18 +135,18 @@ class SimTier:
         self.drafts: dict[str, SimFile] = {}
         self.sealed: dict[str, tuple[SimFile, str, str]] = {}
         self.extents: dict[str, Extent] = {}
-        #: What other programs take of the machine's room.
+        #: Bytes of the machine's room that other programs take.
         self.squatted_bytes = 0
         self._numbers = itertools.count(1)
         self._fds: set[int] = set()
 
     def held_bytes(self) -> int:
-        """What all memory takes that this daemon knows of: not what it could not look at, or not give back."""
+        """Return the bytes of all memory known to this daemon: not of what it could not look at, or not give back."""
         known = [held[0] for label, held in self.sealed.items() if label in self.extents.keys() - self._judge.stuck]
         return sum(-(-file.nbytes // self.unit_bytes) * self.unit_bytes for file in [*self.drafts.values(), *known])
 
     def held_in_all(self) -> int:
-        """What all sealed memory takes."""
+        """Return the bytes that all sealed memory takes."""
         return sum(-(-held[0].nbytes // self.unit_bytes) * self.unit_bytes for held in self.sealed.values())
 
     def squat(self, nbytes: int) -> None:
@@ -155,12 +155,12 @@ class SimTier:
         self.squatted_bytes = max(0, min(nbytes, self.room_bytes()))
 
     def room_bytes(self) -> int:
-        """What the machine can still give: also what the daemon does not know of takes room."""
+        """Return the bytes that the machine can still give: also memory that the daemon does not know of takes room."""
         drafts = sum(-(-file.nbytes // self.unit_bytes) * self.unit_bytes for file in self.drafts.values())
         return self.capacity_bytes - self.squatted_bytes - self.held_in_all() - drafts
 
     def stays_bytes(self) -> int:
-        """What nothing can make the daemon give back: it could not look at it, or not free it."""
+        """Return the bytes that nothing can make the daemon give back: it could not look at them, or not free them."""
         known = self.extents.keys() - self._judge.stuck
         return sum(held[0].nbytes for label, held in self.sealed.items() if label not in known)
 
@@ -311,7 +311,7 @@ class SimDevice(SimTier):
         return extent
 
     def keeper_dies(self) -> None:
-        """All its memory is gone."""
+        """Lose all memory of the keeper."""
         self.lives += 1
         for file in self.drafts.values():
             file.gone = True

@@ -1,7 +1,7 @@
 """The judge: books of its own, kept from what crosses the borders of the store, never from the store's own sums.
 
-It sees memory come and go at the tiers, requests and answers at the door, and what operators were told. So it cannot
-agree with a mistake in the code's own books.
+It sees memory come and go at the tiers, requests and answers at the door, and the reports that operators got. So it
+cannot agree with a mistake in the code's own books.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class Meaning:
-    """What a name stood for during some time: a content, or None for no model."""
+    """Content that a name stood for during some time; None for no model."""
 
     content: str | None
     begin_s: float
@@ -62,7 +62,7 @@ class HeldLease:
 
 @dataclass
 class Judge:
-    """All that is known of one run.
+    """Judge of one run, with all that is known of it.
 
     Attributes:
         sizes: Bytes of each content's image.
@@ -109,7 +109,7 @@ class Judge:
         return self.sizes[self.content_of_file(data)]
 
     def now_means(self, name: str, content: str | None, *, grace_s: float = 0.0) -> None:
-        """From now on a name stands for something else; what it stood for may be granted for a grace."""
+        """Let a name stand for something else from now on; its last content may be granted for a grace."""
         self.pins = {pin: key for pin, key in self.pins.items() if pin[0] != name}
         history = self.names.setdefault(name, [])
         if history:
@@ -180,7 +180,7 @@ class Judge:
         return asked
 
     def _check_quota(self, tenant: Tenant) -> None:
-        """What the clients of a tenant hold is no more than it may."""
+        """Check that the clients of a tenant hold no more than its quota."""
         held = [each for each in self.leases.values() if self.tenants.get(each.session) is tenant]
         images = {(each.key, each.place) for each in held if each.place.tier in MEMORY}
         leased_bytes = sum(self.sizes[self.by_key[key]] for key, _ in images)
@@ -214,9 +214,9 @@ class Judge:
         self.check("stopped" not in message, f"a request was refused for work that was superseded: {message}")
 
     def upgraded(self, session: int, key: str) -> list[int]:
-        """A session was told that an image it reads lies at a better place; returns its leases at the worse one.
+        """Return the leases that a session holds at the worse place, once its image lies at a better one.
 
-        There are none if the grant is not sent yet, or if the session has given them back meanwhile.
+        The session was notified. There are none if the grant is not sent yet, or if it has given them back meanwhile.
         """
         return [
             number

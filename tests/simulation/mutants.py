@@ -43,7 +43,7 @@ class Mutant:
         return cls(path, what.removeprefix("# "), killer.removeprefix("# ").removeprefix(_KILLER))
 
     def command(self, seconds: float) -> list[str]:
-        """What must fail."""
+        """Return the command that must fail."""
         if self.killer == SIMULATION:
             return [sys.executable, "-m", "tests.simulation", "--seconds", str(seconds)]
         return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.killer.split()]
@@ -57,12 +57,12 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """All of them, by name."""
+    """Return all mutants, by name."""
     return [Mutant.read(path) for path in sorted(PATCHES.glob("*.patch"))]
 
 
 def copy_tree(target: Path) -> None:
-    """What a run needs, without environments and history."""
+    """Copy the files that a run needs, without environments and history."""
     for name in ("trims", "client", "predictors", "bench", "tests", "manifests"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in ("pyproject.toml", "README.md"):

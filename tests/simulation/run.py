@@ -216,7 +216,7 @@ def play(seed: int, steps: int) -> Run:
 
 
 def found_by(recorded: list[int], steps: int) -> str | None:
-    """What a recorded run finds: the kind of the error, None if nothing."""
+    """Return the kind of the error that a recorded run finds; None if it finds none."""
     try:
         Run(Choices(recorded=recorded), steps).go()
     except Exception as error:

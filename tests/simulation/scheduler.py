@@ -21,7 +21,7 @@ class Task:
 
 
 class Scheduler:
-    """What would run in threads, now or later.
+    """Scheduler of the work that would run in threads, now or later.
 
     Args:
         choices: Decide what runs next and how long it is delayed.
@@ -50,7 +50,7 @@ class Scheduler:
         self.tasks.append(Task(pool, work, self.now_s + delay_s))
 
     def ready(self) -> list[Task]:
-        """What may run now."""
+        """Return the tasks that may run now."""
         return [task for task in self.tasks if task.not_before_s <= self.now_s]
 
     def run_one(self, *, any_order: bool = True) -> bool:
@@ -68,7 +68,7 @@ class Scheduler:
         return True
 
     def next_at_s(self) -> float | None:
-        """When the next delayed task is ready."""
+        """Return the moment at which the next delayed task is ready."""
         return min((task.not_before_s for task in self.tasks), default=None)
 
     def pool(self, name: str, threads: int, *, niceness: int = 0) -> SimPool:

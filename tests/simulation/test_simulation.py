@@ -46,7 +46,7 @@ def test_a_seed_is_replayed_by_one_command() -> None:
 
 @pytest.fixture(scope="module")
 def worlds() -> list[World]:
-    """What 60 runs met."""
+    """Return the worlds of 60 runs."""
     return [play(seed, 1000).world for seed in range(60)]
 
 

@@ -74,7 +74,7 @@ _keys: dict[str, str] = {}
 
 
 def keys() -> dict[str, str]:
-    """The same, found out once."""
+    """Return the keys of all contents, found out once."""
     if not _keys:
         with tempfile.TemporaryDirectory() as folder:
             _keys.update(keys_of_contents(Path(folder)))
@@ -92,7 +92,7 @@ class Client:
     over: bool = False
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
     leases: list[int] = field(default_factory=list)
-    #: By the number of the request for a lease at a better place: the lease that it takes the place of.
+    #: Leases by the number of the request for one at a better place: the lease whose place the new one takes.
     upgrades: dict[int, list[int]] = field(default_factory=dict)
     next_id: int = 0
 
@@ -121,7 +121,7 @@ class FaultyCatalog(Catalog):
 
 
 class WatchedResolver(Resolver):
-    """A resolver that tells when it looks at files, and during whose looks an operator may do something."""
+    """Resolver that reports when it looks at files, and during whose looks an operator may do something."""
 
     judge: Judge
     meanwhile: Callable[[], None]
@@ -170,7 +170,7 @@ class World:
         self.verify_every = 1 + choices.below(8)
         self.lives = 0
         self.events = 0
-        #: What the scheduler has let happen: how often, by kind.
+        #: Counts of the kinds of things that the scheduler has let happen.
         self.happened: Counter[str] = Counter()
         self.seen: Counter[tuple[str, str]] = Counter()
         self.clients: list[Client] = []
@@ -380,7 +380,7 @@ class World:
             self.judge.in_door = False
 
     def send(self, client: Client, message: dict[str, Any], fd: int = -1) -> None:
-        """What the door would write into the client's socket."""
+        """Take a message that the door would write into the client's socket."""
         encode(message)  # raises if it is too long for a frame
         if "error" in message:
             self.happened["refused for a quota"] += message["error"]["code"] == "quota"
@@ -410,7 +410,7 @@ class World:
         self.judge.lost(lease.number)
 
     def _upgraded(self, session: int, key: str) -> None:
-        """A session is told that an image it reads from disk lies in memory: it moves there, or does not listen."""
+        """Notify a session that an image it reads from disk lies in memory: it moves there, or does not listen."""
         leases = self.judge.upgraded(session, key)
         client = next((each for each in self.clients if each.number == session), None)
         if client is not None and self.choices.chance(2):
@@ -447,7 +447,7 @@ class World:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Where the artifact of each registered name lies."""
+        """Return the path of each registered name's artifact."""
         return self.__dict__.setdefault("_paths", {})
 
     def _during_a_look(self) -> None:
@@ -486,7 +486,7 @@ class World:
                 self.trace.append("rm could not be written")
 
     def pin(self, name: str, place: Any, *, pinned: bool) -> None:
-        """`trims pin` or `unpin`. Only what an operator was told to be pinned is judged."""
+        """Run `trims pin` or `unpin`. Only a pin that was reported to an operator is judged."""
         if not pinned:
             self.judge.pins.pop((name, place), None)
         try:
@@ -585,7 +585,7 @@ class World:
             raise ViolationError(str(error)) from error
 
     def settle_for_good(self) -> None:
-        """All sessions end, all deadlines pass, all work ends: nothing may be left outside the books."""
+        """End all sessions, deadlines and work: nothing may be left outside the books."""
         for client in list(self.clients):
             self.end(client)
         for _ in range(30):

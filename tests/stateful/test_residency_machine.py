@@ -156,7 +156,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         return sum(-(-size // unit) * unit for (_, there), (_, size) in self.memory.items() if there == place)
 
     def work_at(self, place: Place) -> int:
-        """From leases and from those who wait for a running fill: each session once for each image."""
+        """Count work at a place from leases and waiters for a running fill: each session once for each image."""
         readers = {(key, session) for key, there, session, _ in self.leases.values() if there == place}
         for ticket, waiter in self.unanswered.items():
             if waiter.session is not None and self.wanted[ticket][1] == place and self.wanted[ticket] in self.filling:
@@ -333,7 +333,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             assert all(waiter.deadline_at_s is not None for waiter in self.unanswered.values())
 
     def teardown(self) -> None:
-        """All sessions leave and all work ends: no waiter is left, nothing is left half done."""
+        """End all sessions and all work: no waiter is left, nothing is left half done."""
         if self.residency is None:
             return
         for number in list(self.leases):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reply:
-    """Of one call."""
+    """Reply to one call."""
 
     status: int
     headers: Mapping[str, str]

@@ -59,7 +59,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session = ""
-        #: Errors that the page has told: exceptions, and what its policy has blocked.
+        #: Errors that the page has reported: exceptions, and what its policy has blocked.
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -117,7 +117,7 @@ class Browser:
             raise AssertionError(f"{error}; it says: {self.text()}") from error
 
     def text(self) -> str:
-        """What can be read on the page."""
+        """Return the text that can be read on the page."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
     def press(self, key: str) -> None:
@@ -158,7 +158,7 @@ class Browser:
         self._await_others()
 
     def _await_others(self) -> None:
-        """Its helpers write into the profile until they end."""
+        """Wait for the browser's helpers, which write into the profile until they end."""
         until = time.monotonic() + 20
         while time.monotonic() < until:
             try:

@@ -29,7 +29,7 @@ MOMENTS: dict[str, tuple[str, str, bool]] = {
     "before the disk image is named": ("trims.tiers.disk:os", "rename", False),
     "when the disk image is named": ("trims.tiers.disk:DiskTier", "seal", True),
 }
-#: The same, for a daemon with a device.
+#: Moments of death of a daemon with a device.
 DEVICE_MOMENTS: dict[str, tuple[str, str, bool]] = {
     "before device memory is given": ("trims.tiers.gpu:GpuTier", "create", False),
     "when device memory is given": ("trims.tiers.gpu:GpuTier", "create", True),

@@ -122,7 +122,7 @@ def _descendants(pid: int) -> set[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, also if it was not waited for."""
+    """Return whether a process has ended, also if it was not waited for."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"

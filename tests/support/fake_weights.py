@@ -61,7 +61,7 @@ class DeviceShelf:
         self.owner = Owner(make_devices(folder, [Device(UUID, "Fake", 256 << 20)]), "vmm")
         self.allocations: dict[str, Allocation] = {}
         self.opened: list[Weights] = []
-        #: How often the last holder of a model was gone.
+        #: Models whose last holder has gone, one entry each time.
         self.released: list[str] = []
 
     def open(self, image: Path) -> Weights:
@@ -81,7 +81,7 @@ class DeviceShelf:
         return self.opened[-1]
 
     def bytes_of(self, image: Path) -> bytes:
-        """What lies there now."""
+        """Return the bytes that lie in an image's allocation now."""
         made = self.allocations[str(image)]
         return self.owner.read(made, made.nbytes)
 

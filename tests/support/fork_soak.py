@@ -45,7 +45,7 @@ GROWTH_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds. `children` are those that live or were not buried."""
+    """Resources that a process holds. `children` are those that live or were not buried."""
 
     descriptors: int
     threads: int
@@ -54,7 +54,7 @@ class Held:
 
     @classmethod
     def of(cls, pid: int) -> Held:
-        """What the kernel says of a process."""
+        """Return the resources that the kernel says a process holds."""
         folder = Path(f"/proc/{pid}")
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         children = sum(len((task / "children").read_text().split()) for task in (folder / "task").iterdir())
@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one moment without predictors.
+    """Resources at one moment without predictors.
 
     Attributes:
         template: Its process.
@@ -81,7 +81,7 @@ class Look:
     records: dict[str, int]
 
     def told(self) -> str:
-        """On one line."""
+        """Return the figures on one line."""
         sides = (("template", self.template), ("endpoint", self.endpoint))
         return "; ".join(
             f"{name}: {held.memory_bytes / (1 << 20):.1f} MiB, {held.descriptors} descriptors, {held.threads} threads, "
@@ -104,7 +104,7 @@ class Soak:
         self.forks = 0
 
     async def run(self, forks: int, at_once: int = 2) -> None:
-        """So many forks, some at once. Raises what a child does wrong, DeadlineError if one hangs."""
+        """Fork so many times, some at once. Raises what a child does wrong, DeadlineError if one hangs."""
         until = self.forks + forks
 
         async def some() -> None:
@@ -134,7 +134,7 @@ class Soak:
         return template
 
     async def look(self) -> Look:
-        """What there is now; waits for the last words of the last children."""
+        """Return what there is now; wait for the last words of the last children."""
         template = self.template()
         for _ in range(1000):
             if not template.predictors and not self._warm_pool._living:
@@ -156,7 +156,7 @@ class Soak:
 
 
 def grown(before: Look, after: Look, most_bytes: int = GROWTH_BYTES) -> list[str]:
-    """What is more afterwards, in words; nothing if all is as it was."""
+    """Return in words what has grown; nothing if all is as it was."""
     records = [
         f"{name}: {count} were {before.records[name]}"
         for name, count in after.records.items()
@@ -180,7 +180,7 @@ def _say(line: str) -> None:
 
 
 def deployment_of(framework: str, model: str) -> Deployment:
-    """Of a model that `own_predictors:Scaler` runs, in any environment."""
+    """Return the deployment of a model that `own_predictors:Scaler` runs, in any environment."""
     return Deployment(
         "soak", model, "1.0.0", "own_predictors:Scaler", Environment(framework), origin=_SUPPORT,
         threads=processors(),

@@ -67,7 +67,7 @@ def served(folder: Path) -> Iterator[tuple[Daemon, Session]]:
 
 
 def refused(ask: Callable[[], object], *words: str) -> None:
-    """It must be the declared error, and say these words."""
+    """Check that a call raises the declared error, with these words."""
     try:
         ask()
     except CapacityError as error:
@@ -205,7 +205,7 @@ def the_disk_is_full_to_the_last_byte(folder: Path) -> None:
 
 
 def a_daemon_starts_on_a_full_disk(folder: Path) -> None:
-    """What was registered and what has an image is served; changes are refused with the remedy."""
+    """Models that were registered or have an image are served; changes are refused with the remedy."""
     mount(folder / "state")
     (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
     with served(folder) as (daemon, _):
@@ -228,7 +228,7 @@ def a_daemon_starts_on_a_full_disk(folder: Path) -> None:
 
 
 def a_daemon_that_was_killed_starts_on_a_full_disk(folder: Path) -> None:
-    """What it had not written back lies in the logs beside its databases."""
+    """Changes that it had not written back lie in the logs beside its databases."""
     mount(folder / "state")
     (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
     command = [

@@ -50,7 +50,7 @@ def tensor(name: str, data: bytes = b"\1\2\3\4", dtype: str = "U8", shape: tuple
 
 
 def data_start(image: bytearray) -> int:
-    """Where the data block begins."""
+    """Return the offset at which the data block begins."""
     return LENGTH.size + int(LENGTH.unpack_from(image)[0])
 
 

@@ -32,7 +32,7 @@ SIGNALS, LATER_S = 500, 4e-6
 
 
 class InterruptError(BaseException):
-    """What the signal handler raises."""
+    """Error that the signal handler raises."""
 
 
 class Interrupter:
@@ -80,7 +80,7 @@ def goes_on(session: Session, path: str) -> bool:
 
 
 def descriptors() -> int:
-    """How many images this process has open."""
+    """Return how many images this process has open."""
     found = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):

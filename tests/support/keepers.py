@@ -1,4 +1,4 @@
-"""What tests of keepers have in common: one fake device, its image files, and a keeper that serves in a thread."""
+"""Parts that tests of keepers share: one fake device, its image files, and a keeper that serves in a thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Served:
         self.path = path
         self.keeper = Keeper(cuda, UUID, "vmm", idle_s=0.0)
         self.server = KeeperServer(self.keeper, path)
-        #: What `serve` returned.
+        #: Result of `serve`.
         self.freed: bool | None = None
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()

@@ -1,4 +1,4 @@
-"""What runs in the environment of other people's clients: KServe's inference clients with their default settings.
+"""Program in the environment of other people's clients: KServe's inference clients with their default settings.
 
 python kserve_side.py CHECK PORT: prints `fine` if all holds. Checks whose names begin with grpc get gRPC's port.
 """

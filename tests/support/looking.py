@@ -1,4 +1,4 @@
-"""What tests ask of a daemon in their own process: its books, as the control door shows them, and the facts."""
+"""Looks at a daemon in the tests' own process: its books, as the control door shows them, and the facts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Asker:
         return granted
 
     def end(self) -> None:
-        """As if the client were gone."""
+        """End the session as if the client were gone."""
         self.store.end_session(self.session)
 
 
@@ -74,7 +74,7 @@ def error_of(pending: Pending) -> TrimsError:
 
 
 def replicas(daemon: Daemon) -> dict[str, ReplicaView]:
-    """By place; for tests with one image."""
+    """Return the replicas by place; for tests with one image."""
     return {str(view.id.place): view for view in daemon.store.read.replicas()}
 
 
@@ -84,7 +84,7 @@ def states(daemon: Daemon) -> dict[str, str]:
 
 
 def leases(daemon: Daemon) -> int:
-    """How many there are."""
+    """Return how many leases there are."""
     return daemon.store.read.whole().leases
 
 
@@ -114,7 +114,7 @@ def restart(daemon: Daemon, serve: Callable[..., Daemon], **settings: object) ->
 
 
 def nothing_is_left(daemon: Daemon) -> None:
-    """Once all work is done: no unfinished memory, no charge without a replica, books and facts agree to the byte."""
+    """Wait until all work is done; check for unfinished memory, stray charges, and that books and facts agree."""
     settled = {"sealed", "draining"}
     wait_until(lambda: {view.state.value for view in daemon.store.read.replicas()} <= settled, "work goes on for ever")
     prefix = shm_prefix(daemon.config.state_dir)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def operation(kind: str, folder: str = "", **fields: Any) -> Callable[..., tuple[Any, ...]]:
-    """What one built-in step does, from the arrays it reads to those it writes."""
+    """Return one built-in step, from the arrays it reads to those it writes."""
     (step,) = parse_steps([{kind: {"input": "x", **fields}}], "m: preprocess")
     return BUILDERS[kind](step.fields, folder)
 

@@ -42,7 +42,7 @@ def params(arrays: dict[str, bytes]) -> bytes:
 
 
 def save(folder: Path, arrays: dict[str, bytes] | bytes, symbol: Any = None, *, epoch: int = 0) -> Path:
-    """Both files; returns the symbol's path."""
+    """Write both files, and return the symbol's path."""
     data = arrays if isinstance(arrays, bytes) else params(arrays)
     (folder / f"m-{epoch:04d}.params").write_bytes(data)
     main = folder / "m-symbol.json"

@@ -1,4 +1,4 @@
-"""What the tests run inside the MXNet environment, which has no pytest: see `unit/client/frameworks/test_mxnet.py`.
+"""Program that tests run inside the MXNet environment, without pytest: see `unit/client/frameworks/test_mxnet.py`.
 
 `save FOLDER` writes files with MXNet and prints what is in them; `model FOLDER` writes a small model, `dense FOLDER`
 one of a large dense layer;

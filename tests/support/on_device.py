@@ -111,7 +111,7 @@ def raws() -> Iterator[Callable[[Daemon], Raw]]:
 
 
 def read(tensor: DeviceTensor) -> bytes:
-    """On the fake, device memory is this process's own."""
+    """Return a tensor's bytes: on the fake, device memory is this process's own."""
     return bytes((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.address)) if tensor.nbytes else b""
 
 

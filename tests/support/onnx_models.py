@@ -99,7 +99,7 @@ def feeds(main: Path) -> dict[str, NDArray[Any]]:
 
 
 def own_answer(main: Path, *, level: str = "ORT_ENABLE_ALL", prepack: bool = False) -> NDArray[Any]:
-    """What ONNX Runtime computes from the original file."""
+    """Return the answer that ONNX Runtime computes from the original file."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.add_session_config_entry(NO_PREPACKING, "0" if prepack else "1")

@@ -1,4 +1,4 @@
-"""What a daemon answers an operator, made up, and a control client that gives such answers: for tests of commands."""
+"""Made-up answers of a daemon to an operator, and a control client that gives them: for tests of commands."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ NUMBER = 3
 
 
 def scale(weights: Mapping[str, Any], inputs: Mapping[str, Any], bias: float = 0.0) -> dict[str, Any]:
-    """What a model of one weight answers."""
+    """Answer as a model of one weight."""
     return {"y": inputs["x"] * weights["factor"] + bias}
 
 
 def mean_colour(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Each image's mean of each channel, times the weight: a classifier of red, green and blue."""
+    """Return each image's mean of each channel, times the weight: a classifier of red, green and blue."""
     return {"logits": inputs["data"].mean(axis=(2, 3)) * weights["factor"]}
 
 

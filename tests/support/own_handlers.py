@@ -13,7 +13,7 @@ NUMBER = 3
 
 
 def handler(model: Any, event: Any) -> dict[str, Any]:
-    """What a model of one weight answers."""
+    """Answer as a model of one weight."""
     print("asked")
     return {"y": float(model["factor"]) * event["x"], "pid": os.getpid()}
 
@@ -24,7 +24,7 @@ def names(model: Any, event: Any) -> list[str]:
 
 
 def name_form(model: Any, event: Any) -> str:
-    """What the model is."""
+    """Return the name of the model's type."""
     return type(model).__name__
 
 
@@ -54,9 +54,9 @@ def die(model: Any, event: Any) -> None:
 
 
 def answer_bytes(model: Any, event: Any) -> bytes:
-    """What JSON has no form for."""
+    """Return a value that JSON has no form for."""
     return b"bytes"
 
 
 async def later(model: Any, event: Any) -> None:
-    """Not a plain function."""
+    """Handle nothing: this is no plain function."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Scaler:
-    """Multiplies by a weight; tells what it takes."""
+    """Multiplies by a weight; states its inputs."""
 
     def load(self, weights: Weights, context: Context) -> None:
         self.factor = weights["factor"]
@@ -71,7 +71,7 @@ class Echo:
 
 
 class Threads(Echo):
-    """Tells how many threads torch computes with, once the file that it is given is there."""
+    """Returns how many threads torch computes with, once the file that it is given is there."""
 
     def load(self, weights: Weights, context: Context) -> None:
         import torch
@@ -224,7 +224,7 @@ class Liar(Echo):
 
 
 class Told(Echo):
-    """Says how many inputs it was told of."""
+    """Says how many inputs its context has."""
 
     def load(self, weights: Weights, context: Context) -> None:
         self.count = len(context.inputs)
@@ -251,7 +251,7 @@ class Unsendable(Echo):
 
 
 class Prober:
-    """Carries out Python code that a test sends, and tells its value, or the error that it raises."""
+    """Carries out Python code that a test sends, and returns its value, or the error that it raises."""
 
     def load(self, weights: Weights, context: Context) -> None:
         self.weights = weights
@@ -287,7 +287,7 @@ class Held(Scaler):
 
 
 class Rehearsed(Held):
-    """Tells what it rehearsed; refuses it if `context.options` says so."""
+    """Returns what it rehearsed; refuses to if `context.options` says so."""
 
     def load(self, weights: Weights, context: Context) -> None:
         super().load(weights, context)
@@ -309,7 +309,7 @@ class Rehearsed(Held):
 
 
 class Packs:
-    """An ONNX Runtime session that goes over to packed weights at once, and tells its stage."""
+    """An ONNX Runtime session that goes over to packed weights at once, and returns its stage."""
 
     def load(self, weights: Weights, context: Context) -> None:
         del context
@@ -363,7 +363,7 @@ def fork_in_step(context: Any, data: Arrays) -> Arrays:
 
 
 def count_in_step(context: Any, data: Arrays) -> Arrays:
-    """A step that tells how often it was called, in this process and in children of it."""
+    """Count its calls, in this process and in children of it."""
     with open(context.options["file"], "ab") as file:
         file.write(b"x")
         return {**data, "count": np.array([file.tell()])}

@@ -1,4 +1,4 @@
-"""A daemon's end of the attach door that does as a test tells it, for tests of the client."""
+"""A daemon's end of the attach door that follows a test's script, for tests of the client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Peer:
             return
 
     def answer_nothing(self) -> None:
-        """Until the client hangs up."""
+        """Hear messages and answer none, until the client hangs up."""
         try:
             while True:
                 self.hear()
@@ -69,7 +69,7 @@ class Peer:
 
 
 class Door:
-    """A daemon that does as it is told, one script for each connection."""
+    """A daemon that follows one script for each connection."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "attach.sock")
@@ -83,12 +83,12 @@ class Door:
         self.accepting = threading.Thread(target=self._accept)
 
     def serves(self, *scripts: Callable[[Peer], None]) -> None:
-        """What to do with the first connection, the second, ..."""
+        """Serve the first connection by the first script, the second by the second, ..."""
         self.scripts = list(scripts)
         self.accepting.start()
 
     def serves_each(self, script: Callable[[Peer], None]) -> None:
-        """What to do with every connection until the end of the test."""
+        """Serve every connection by the same script until the end of the test."""
         self.scripts = itertools.repeat(script)
         self.accepting.start()
 

@@ -1,4 +1,4 @@
-"""Where the files of this repository lie, for tests that read or run them."""
+"""Paths of this repository's files, for tests that read or run them."""
 
 from __future__ import annotations
 

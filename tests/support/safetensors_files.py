@@ -13,7 +13,7 @@ from trims.image.program import Program
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Of tensors: the header is some 900 KB.
+#: Numbers of tensors: the header of many is some 900 KB.
 MANY, FEW = 10_000, 100
 NAME = "model.layers.{}.attention.weight"
 

@@ -22,7 +22,7 @@ from trims.core.errors import ModelNotFoundError, TrimsError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-#: Of a pool in which nothing runs, for the page of metrics.
+#: Report of a pool in which nothing runs, for the page of metrics.
 NO_FLEET: Any = {"models": {}, "spares": {}, "hot": {}, "counters": {}, "templates": {}}
 MIB = 1 << 20
 

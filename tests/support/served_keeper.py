@@ -46,7 +46,7 @@ class Served:
         return True
 
     def find(self) -> Path:
-        """As a tier looks for it."""
+        """Find the keeper as a tier looks for it."""
         with KeeperConnection(self.path) as connection:
             connection.hello()
         return self.path

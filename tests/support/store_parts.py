@@ -1,4 +1,4 @@
-"""Parts of a store that do as a test tells them: conversions, workers, names that were looked into."""
+"""Parts of a store that follow a test's orders: conversions, workers, names that were looked into."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Conversion:
     """A conversion without a child; counts what is open.
 
     Args:
-        nbytes: Length that `plan` tells.
+        nbytes: Length that `plan` returns.
         data: What `write` writes; nothing if None.
         error: Raised by `plan`, if any.
 
@@ -81,7 +81,7 @@ class Conversion:
             Conversion.open -= 1
 
 
-#: More than any test leads to.
+#: Steps of work, more than any test leads to.
 _MOST_WORK = 10_000
 
 
@@ -136,7 +136,7 @@ class _Pool:
 
 
 def resolved(name: str = "m", key: str = "a" * 64, *, converted: bool = False, **residency: object) -> Resolved:
-    """What a look into a registered name found; the residency of its manifest as said."""
+    """Return the result of a look into a registered name; the residency of its manifest as said."""
     manifest = parse_manifest({"name": "m", "artifact": {"path": "/m.npz"}, "residency": residency})
     return Resolved(
         name=name,

@@ -1,4 +1,4 @@
-"""What runs in the environment of other people's clients: tritonclient with its default settings.
+"""Program in the environment of other people's clients: tritonclient with its default settings.
 
 python triton_side.py CHECK PORT: prints `fine` if all holds. Checks whose names begin with grpc get gRPC's port.
 """
@@ -160,7 +160,7 @@ def check_grpc_aio(port: str) -> None:
 
 
 def _refused(call: Any, words: str) -> None:
-    """Whether a call is refused with these words."""
+    """Return whether a call is refused with these words."""
     try:
         call()
     except InferenceServerException as error:
@@ -201,7 +201,7 @@ def check_grpc_extensions(port: str) -> None:
 
 
 def _check_shared_memory(module: Any, port: str) -> None:
-    """As Triton's examples of system shared memory do it."""
+    """Use system shared memory as Triton's examples do."""
     given = np.array([1.0, 2.0])
     handles = [shm.create_shared_memory_region(f"r{index}", f"/trims_test_{port}_{index}", 64) for index in range(2)]
     try:

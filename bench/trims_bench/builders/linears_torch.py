@@ -31,7 +31,7 @@ def build(out_dir: Path, *, layers: int, nbytes: int) -> str:
 
 
 def build_module() -> nn.Module:
-    """As large as the environment says, with the framework's own initial weights, in eval mode."""
+    """Build a module as large as the environment says, with the framework's own initial weights, in eval mode."""
     layers, _, nbytes = os.environ[VARIABLE].partition("x")
     return _module(int(layers), int(nbytes), "cpu")
 

@@ -59,7 +59,7 @@ STEM = Conv("conv1", "bn1", (64, 3, 7, 7), 2)
 
 
 def bottlenecks() -> Iterator[Bottleneck]:
-    """All sixteen, in order."""
+    """Yield all sixteen bottlenecks, in order."""
     filters_in = STEM.shape[0]
     for stage, (count, width) in enumerate(STAGES, start=1):
         for number in range(count):
@@ -80,7 +80,7 @@ def _bottleneck(name: str, filters_in: int, width: int, stride: int, *, shortcut
 
 
 def state(seed: int) -> dict[str, NDArray[Any]]:
-    """All parameters and buffers, float32 (batch counters int64), in the order of PyTorch's state dict."""
+    """Return all parameters and buffers, float32 (batch counters int64), in the order of PyTorch's state dict."""
     random = np.random.Generator(np.random.PCG64(seed))
     tensors = dict(_conv_state(STEM, random, gain=1.0))
     for block in bottlenecks():

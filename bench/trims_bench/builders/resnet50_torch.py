@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):  # type: ignore[misc]
         self.downsample = nn.Sequential(*_conv(block.downsample)) if block.downsample else None
 
     def forward(self, value: Tensor) -> Tensor:
-        """The same extents, or half of them with more filters."""
+        """Return a tensor of the same extents, or of half of them with more filters."""
         shortcut = value if self.downsample is None else self.downsample(value)
         for number in (1, 2, 3):
             value = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(value))

@@ -78,7 +78,7 @@ def shapes(slim: int = 1) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def state(seed: int, slim: int = 1) -> Iterator[tuple[str, NDArray[Any]]]:
-    """All parameters, scaled so that rectified activations keep their variance."""
+    """Yield all parameters, scaled so that rectified activations keep their variance."""
     random = np.random.Generator(np.random.PCG64(seed))
     for name, shape in shapes(slim):
         fan_in = np.prod(shape[1:])

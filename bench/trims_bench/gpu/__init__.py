@@ -1,1 +1,1 @@
-"""What a machine with a GPU says of the GPU tier (`make gpu-check`): tests, experiments, figures, in one file."""
+"""Check of the GPU tier on a machine with a GPU (`make gpu-check`): tests, experiments, figures, in one file."""

@@ -39,7 +39,7 @@ _NOT_BEGUN = "the check ended before this part began"
 _NOT_ENDED = "the check ended while this part ran"
 _ASKED = "name,uuid,driver_version,persistence_mode,pcie.link.gen.current,pcie.link.width.current,memory.total"
 _MOST_KEPT = 20_000
-#: For what is asked of the machine before the parts: a sick driver may not answer.
+#: Seconds for questions to the machine before the parts: a sick driver may not answer.
 _ASK_S = 10.0
 
 
@@ -58,13 +58,13 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """All at once: a reader finds the last whole state."""
+        """Write all values at once: a reader finds the last whole state."""
         unfinished = self._path.with_suffix(".writing")
         unfinished.write_text(json.dumps(self.values, indent=1) + "\n")
         unfinished.rename(self._path)
 
     def begin(self, part: Part) -> dict[str, Any]:
-        """What will be known of a part, until it is known."""
+        """Return the record of a part that has not run yet."""
         made: dict[str, Any] = {UNAVAILABLE: _NOT_BEGUN}
         if part.group == TESTS:
             made = {"tests": 0, "failures": 0, "skipped": 0, "results": [], **made}
@@ -169,7 +169,7 @@ def _run(
 
 
 def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: float) -> None:
-    """Run one part; what it tells is in the file at once."""
+    """Run one part; each of its reports is in the file at once."""
     del found[UNAVAILABLE]
     found["error"] = _NOT_ENDED
     record.write()
@@ -224,7 +224,7 @@ def _about(rig: Rig) -> dict[str, Any]:
 
 
 def _doctor(rig: Rig) -> list[dict[str, str]] | str:
-    """What `trims doctor` says of the device, where no daemon runs."""
+    """Return the findings of `trims doctor` on the device, where no daemon runs; a text if they cannot be had."""
     try:
         config = build_config({"cuda": rig.kind}, environment={})
         return [finding.as_json() for finding in gpu_findings(config, str(rig.work))]

@@ -37,7 +37,7 @@ def host_to_device(rig: Rig) -> dict[str, Any]:
 
 
 def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
-    """In a process of its own, which has a context."""
+    """Measure copies in a process of its own, which has a context."""
     owner = Owner(kind, driver)
     made = owner.memory.allocate(nbytes)
     fd = os.memfd_create("trims-gpu-check")
@@ -59,7 +59,7 @@ def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
 
 
 def pinned_rates(owner: Owner, nbytes: int, target: int) -> list[int]:
-    """What the link gives: one copy from pinned memory, queued and waited for."""
+    """Return the rates of the link itself: one copy from pinned memory, queued and waited for."""
     pinned, stream = owner.cuda.host_allocate(nbytes), owner.cuda.stream()
     ctypes.memset(pinned, 1, nbytes)
     try:

@@ -1,4 +1,4 @@
-"""The tests marked `gpu`, each told as soon as it has ended: a run that is stopped loses only what came after."""
+"""The tests marked `gpu`, each reported as soon as it has ended: a run that is stopped loses only what came after."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FD = "TRIMS_GPU_TESTS_FD"
 
 
 def run(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Each test: its name, outcome, seconds and, unless it passed, why.
+    """Run the tests and yield each: its name, outcome, seconds and, unless it passed, why.
 
     A device that is not there is a failure here, not a skip. Only files that have such tests are collected: others may
     import what a bare machine lacks.
@@ -53,7 +53,7 @@ def run(rig: Rig) -> Iterator[dict[str, Any]]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A phase of a test has ended: tell the test once, and a failure at its beginning or end besides."""
+    """Report a test once when a phase of it ends, and a failure at its beginning or end besides."""
     if report.when != "call" and report.passed:
         return
     told = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}

@@ -25,7 +25,7 @@ _CLIENTS = (1, 4, 8)
 
 
 def onnxruntime_in_place(rig: Rig) -> dict[str, Any]:
-    """Whether a CUDA session uses an initializer over VMM memory where it lies.
+    """Return whether a CUDA session uses an initializer over VMM memory where it lies.
 
     Does a change of the memory change the answer, and how much of the device does the session take; beside a session
     with weights of its own.
@@ -54,7 +54,7 @@ def _require_onnxruntime() -> None:
 
 
 def measure_session(kind: str, shared: bool) -> dict[str, Any]:
-    """In a process of its own: one matrix product in ONNX Runtime, with the weight in VMM memory or its own."""
+    """Time one matrix product in ONNX Runtime, with the weight in VMM memory or its own, in a process of its own."""
     import onnxruntime
     import torch
 
@@ -157,7 +157,7 @@ def _reader(rig: Rig, exporter: Any, nbytes: int) -> Iterator[None]:
 
 
 def torch_writes(rig: Rig) -> dict[str, Any]:
-    """What happens to a PyTorch process that adds in place to a VMM allocation, which it has mapped read-only."""
+    """Report what happens to a PyTorch process that adds in place to a VMM allocation which it has mapped read-only."""
     rig.require_torch()
     with rig.exporter("vmm", 2 * _MIB) as exporter:
         export = exporter.export()
@@ -175,7 +175,7 @@ def torch_writes(rig: Rig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _tensor(kind: str, uuid: str, fd: str, size_bytes: str, nbytes: str) -> Iterator[Any]:
-    """Of a process: a float32 tensor over an allocation that another one has exported."""
+    """Yield a float32 tensor over an allocation that another process has exported."""
     import torch
 
     from trims.memory.cuda.connect import connect

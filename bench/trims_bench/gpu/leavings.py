@@ -1,4 +1,4 @@
-"""What a part leaves that was ended at its limit: segments in shared memory, and folders of its daemons.
+"""Remains of a part that was ended at its limit: segments in shared memory, and folders of its daemons.
 
 A killed daemon cannot clean up, and no later one adopts what belongs to a state folder of the check's own.
 """

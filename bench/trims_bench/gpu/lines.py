@@ -12,7 +12,7 @@ UNAVAILABLE = "unavailable"
 
 
 def taken(compared: Comparison) -> Line:
-    """Of a comparison that was taken; `met` is null without a bar."""
+    """Return the line of a comparison that was taken; `met` is null without a bar."""
     return {
         "what": compared.what,
         "value": compared.value,
@@ -24,7 +24,7 @@ def taken(compared: Comparison) -> Line:
 
 
 def not_taken(what: str, bar: Bar | None, why: str) -> Line:
-    """Of one that cannot be taken here."""
+    """Return the line of a comparison that cannot be taken here."""
     return {"what": what, "value": None, "bar": _bar(bar), "met": UNAVAILABLE, "unavailable": why}
 
 

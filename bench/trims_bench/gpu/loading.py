@@ -34,7 +34,7 @@ _RIVALS = ("safetensors", "fastsafetensors", "runai_model_streamer")
 
 
 def disk_to_device(rig: Rig) -> list[Line]:
-    """From an image in the page cache to ready on the device, against loaders of safetensors files."""
+    """Measure from an image in the page cache to ready on the device, against loaders of safetensors files."""
     why = _no_torch(rig)
     with rig.scratch() as folder, gpu_daemon(rig, folder / "state", 2 * rig.sizes.copy_bytes) as daemon:
         manifest = model(folder, "read", rig.sizes.copy_bytes)
@@ -59,7 +59,7 @@ def disk_to_device(rig: Rig) -> list[Line]:
 def measure_loads(
     *, runtime_dir: str, name: str, kind: str, uuid: str, path: str, count: int, drop: bool, rivals: bool
 ) -> dict[str, Any]:
-    """In one process that has a context: nanoseconds to the device by each way, in turns; rivals that failed, why."""
+    """Return nanoseconds to the device by each way, in turns, and why rivals failed; in a process with a context."""
     import trims
     from trims.memory.cuda.connect import connect
 
@@ -81,7 +81,7 @@ def measure_loads(
             if way == "trims":
                 result.close()
                 if drop:
-                    session.open(name, place="cpu").close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # given-up weights are reported with the next request
                     evict(runtime_dir, name, "cpu", _PLACE)
             else:
                 _let_go(held)
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """As a user would write it."""
+        """Return the manifest as a user would write it."""
         builder = {"call": f"{self.builder}:build", "args": self.args}
         options = {"module": f"{self.builder}:build_module"}
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}
@@ -196,7 +196,7 @@ def _compare(case: Case, given: dict[str, Any], count: int) -> Line:
 
 
 def measure_module(runtime_dir: str, name: str, builder: str, path: str, way: str) -> int:
-    """In a process that has imported torch and the model's code and has a context: nanoseconds to the module."""
+    """Return nanoseconds to the module, in a process that has a context, torch and the model's code."""
     import torch
 
     build_module = importlib.import_module(builder).build_module

@@ -1,4 +1,4 @@
-"""What `make gpu-check` needs of a bare Python, which has torch and no way to the internet. Standard library only.
+"""Packages that `make gpu-check` needs on a bare Python, which has torch and no internet. Standard library only.
 
     python bench/trims_bench/gpu/needs.py bring .whl .gpu-site     here: unpack what is missing, say what still is
     python bench/trims_bench/gpu/needs.py fetch .whl               elsewhere: download those wheels for that Python
@@ -49,7 +49,7 @@ class Need:
     driver: bool = False
 
 
-#: Beside what pyproject.toml names for trims itself and its extra `gpu`.
+#: Packages beside those that pyproject.toml names for trims itself and its extra `gpu`.
 _MORE = (
     Need("typing-extensions"), Need("markdown-it-py"), Need("mdurl"), Need("pygments"),  # of grpcio and rich
     Need("cuda-pathfinder", driver=True),  # of cuda-bindings
@@ -91,7 +91,7 @@ def needs() -> list[Need]:
 
 
 def missing(wanted: Iterable[Need] | None = None) -> list[tuple[Need, str]]:
-    """What is not here or too old, each with what is here instead."""
+    """Return the needs that are missing or too old, each with what is here instead."""
     found = []
     for need in needs() if wanted is None else wanted:
         version = _installed(need.name)
@@ -136,7 +136,7 @@ def bring(wheels: Path, site: Path) -> bool:
 
 
 def unpack(wheel: Path, site: Path) -> None:
-    """As an installer would, less scripts and compiled bytecode: pip may be missing, too."""
+    """Unpack a wheel as an installer would, less scripts and compiled bytecode: pip may be missing, too."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             top, _, rest = name.partition("/")
@@ -172,7 +172,7 @@ def _at_least(need: Need) -> str:
 
 
 def _pinned() -> dict[str, str]:
-    """What constraints.txt states without a condition."""
+    """Return the versions that constraints.txt states without a condition."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {name: f"=={version}" for line in lines if ";" not in line and not line.startswith("#")
             for name, _, version in [line.partition("==")] if version}  # fmt: skip
@@ -199,7 +199,7 @@ def _project() -> Mapping[str, Any]:
 
 
 def _installed(name: str) -> str | None:
-    """Its version, also under the name of a distribution for CUDA."""
+    """Return the installed version of a package, also under the name of a distribution for CUDA; None if missing."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def rig_as_text(rig: Rig) -> str:
-    """For the command line."""
+    """Return the rig as a text for the command line."""
     return json.dumps({"kind": rig.kind, "work": str(rig.work), "sizes": dataclasses.asdict(rig.sizes)})
 
 
 def rig_of(text: str) -> Rig:
-    """From the command line."""
+    """Make the rig from the command line's text."""
     given = json.loads(text)
     return Rig(given["kind"], Sizes(**given["sizes"]), Path(given["work"]))
 
 
 def take(run: Callable[[Rig], Any], rig: Rig, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Run a part, and tell everything that it finds."""
+    """Run a part, and report everything that it finds."""
     result: dict[str, Any] = {}
     try:
         found = run(rig)
@@ -50,7 +50,7 @@ def take(run: Callable[[Rig], Any], rig: Rig, tell: Callable[[dict[str, Any]], N
 
 
 def main() -> None:
-    """Of the process."""
+    """Run the part that the command line names, and write its reports to the given descriptor."""
     key, rig, fd = sys.argv[1:]
 
     def tell(message: dict[str, Any]) -> None:

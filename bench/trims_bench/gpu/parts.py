@@ -42,12 +42,12 @@ class Part:
 
     @property
     def name(self) -> str:
-        """As in the file and in what is printed."""
+        """Return the part's name in the file and in the printed lines."""
         return f"{self.key} {self.title}"
 
     @property
     def limit_s(self) -> float:
-        """After which it is ended: estimates may be wrong by half."""
+        """Return the seconds after which the part is ended: estimates may be wrong by half."""
         return 1.5 * self.expected_s + 15.0
 
 
@@ -70,7 +70,7 @@ _ALL = (
     Part("e", "PyTorch modules", FIGURES, loading.modules_ready, 330.0),
 )
 PARTS: Mapping[str, Part] = {part.key: part for part in _ALL}
-#: What decides most comes first: do sealed bytes survive a keeper's rest?
+#: Stages of the check. The most decisive parts come first: do sealed bytes survive a keeper's rest?
 STAGES: Mapping[str, tuple[str, ...]] = {
     "sound": ("f", "2", "3", "4", "5", "9", "tests", "8", "b", "d", "1"),
     "flow": ("c", "7", "a", "6"),

@@ -63,7 +63,7 @@ def run(command: Sequence[str], limit_s: float, hear: Callable[[str], None]) -> 
 
 
 def _hear_all(process: subprocess.Popen[bytes], fd: int, until_s: float, hear: Callable[[str], None]) -> bool:
-    """Until the process ends, which need not close the pipe: what it started may hold that open. False: too late."""
+    """Read until the process ends, whose children may hold the pipe open for longer. Return False if it is too late."""
     unread = b""
     with selectors.DefaultSelector() as selector, _descriptor_of(process) as ended:
         selector.register(fd, selectors.EVENT_READ)

@@ -46,7 +46,7 @@ _END_S = 20.0
 _BLOCK_BYTES = 2 << 20
 _SPARE_BYTES = 64 << 20
 _END_BYTES = 4096
-#: What a driver may keep of a process that had a context: its own, not trims's.
+#: Bytes that a driver may keep of a process that had a context: its own, not trims's.
 _LEFT_BYTES = 32 << 20
 
 
@@ -79,7 +79,7 @@ def gpu_daemon(rig: Rig, state_dir: Path, cpu_bytes: int, driver: str = "auto") 
 
 
 def await_end(pid: int) -> None:
-    """Until a process that is not a child of this one is gone; 0 is none."""
+    """Wait until a process that is not a child of this one is gone; 0 is none."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid) if pid else os.open(os.devnull, os.O_RDONLY)
         try:
@@ -159,7 +159,7 @@ def _milliseconds(what: str, side: Samples, limit_ms: float) -> Line:
 
 
 def measure_first_open(runtime_dir: str, kind: str, uuid: str, name: str) -> int:
-    """In a fresh process that has a context and a session: nanoseconds to open a model."""
+    """Return nanoseconds to open a model in a fresh process that has a context and a session."""
     import trims
 
     connect(kind).use(uuid)
@@ -172,7 +172,7 @@ def measure_first_open(runtime_dir: str, kind: str, uuid: str, name: str) -> int
 
 
 def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[str, list[int]]:
-    """In one process: nanoseconds to open each model after it was closed; and one that is open already."""
+    """Return nanoseconds to open each model after it was closed, and one that is open already, in one process."""
     import trims
 
     connect(kind).use(uuid)
@@ -187,7 +187,7 @@ def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[st
 
 
 def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: int) -> dict[str, list[int]]:
-    """In one process: nanoseconds of opens; of each driver call in them; and of the same calls without a session."""
+    """Return nanoseconds of opens, of each driver call in them, and of these calls without a session; one process."""
     import trims
 
     cuda = connect(kind)
@@ -267,7 +267,7 @@ def host_to_device_rate(rig: Rig) -> list[Line]:
 def measure_copies(
     *, runtime_dir: str, kind: str, uuid: str, name: str, nbytes: int, segment: str, image: str, driver: str, count: int
 ) -> dict[str, list[int]]:
-    """In one process: nanoseconds for the bytes of an image by each way, in turns."""
+    """Return nanoseconds for the bytes of an image by each way, in turns and in one process."""
     import trims
 
     cuda = connect(kind)
@@ -288,7 +288,7 @@ def measure_copies(
             def keep(way: str, weights: Any) -> None:
                 if way == "daemon":
                     weights.close()
-                    session.open(name, place="cpu").close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # given-up weights are reported with the next request
                     evict(runtime_dir, name, _PLACE)
 
             # The keeper tries each of its ways once before it chooses.
@@ -419,7 +419,7 @@ def _bytes(what: str, nbytes: int, bar: Bar | None) -> Line:
 
 
 def _is_intact_across_rest(rig: Rig, keeper: KeeperConnection, number: int, content: bytes) -> bool:
-    """After a rest, by the keeper; and by a borrower that was there before the next one and still is after it."""
+    """Check the bytes after a rest: by the keeper, and by a borrower that lives from before to after the next one."""
     digest = blake3.blake3(content).hexdigest()
     by_keeper = keeper.digest(number) == digest
     with Borrower(rig.kind, rig.device.uuid, keeper.hello().driver) as borrower:
@@ -449,7 +449,7 @@ def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> tuple[int, byte
 
 
 def _await_rest(keeper: KeeperConnection) -> None:
-    """Until a keeper without work has given its context back; one that never does is told by its bytes."""
+    """Wait until a keeper without work has given its context back; a keeper that never does is found by its bytes."""
     until_s = time.monotonic() + _REST_S
     while (state := keeper.hello()).awake and state.read_only and time.monotonic() < until_s:
         time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""What every part of the check gets to work with: the device, how much to do, and processes that own memory on it.
+"""Rig of every part of the check: the device, how much to do, and processes that own memory on it.
 
-The check's own process makes no context, so that whatever dies, it can tell of it.
+The check's own process makes no context, so that it can report whatever dies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much to do. The defaults are for a device of 100 GiB and more, and take minutes."""
+    """Sizes of the check. The defaults are for a device of 100 GiB and more, and take minutes."""
 
     most_bytes: int = 32 << 30
     copy_bytes: int = 2 << 30
@@ -57,7 +57,7 @@ class Sizes:
     loads: int = 3
 
 
-#: To see that everything works, not how fast; for the fake.
+#: Sizes to see that everything works, not how fast; for the fake.
 TINY = Sizes(
     8 << 20, 4 << 20, small_bytes=1 << 20, large_bytes=8 << 20, predictor_bytes=4 << 20, linear_bytes=1 << 20,
     linears=2, predictors=2, processes=1, opens=2, loads=1,
@@ -88,7 +88,7 @@ class Rig:
             raise UnavailableError(str(error)) from error
 
     def free_bytes(self) -> int:
-        """Of the device, as its driver tells a process without a context."""
+        """Return the free bytes of the device, as its driver reports them to a process without a context."""
         uuid = self.device.uuid
         return next(found.free_bytes for found in survey(self.kind) if found.uuid == uuid)
 
@@ -155,7 +155,7 @@ class Exporter:
         return export_of(message, fds[0] if fds else -1)
 
     def intact(self) -> bool:
-        """Whether the owner itself still reads what it has written."""
+        """Return whether the owner itself still reads what it has written."""
         return bool(self._ask({"op": "read"})[0]["intact"])
 
     def kill(self) -> None:
@@ -198,7 +198,7 @@ def _own(kind: str, driver: str, nbytes: str, fd: str) -> None:
 
 
 def _answer(sock: socket.socket, owner: Owner, made: Allocation) -> None:
-    """Until no more requests come."""
+    """Answer requests until no more come."""
     decoder = Decoder()
     while data := sock.recv(_MOST):
         for message in decoder.feed(data):
@@ -218,7 +218,7 @@ def _answer(sock: socket.socket, owner: Owner, made: Allocation) -> None:
 
 
 def ended(name: str, arguments: Sequence[str]) -> str:
-    """Why a command cannot be used, empty if it can: it is tried."""
+    """Try a command; return why it cannot be used, empty if it can."""
     try:
         done = subprocess.run([name, *arguments], capture_output=True, text=True, check=False, timeout=_BEGIN_S)
     except (OSError, subprocess.TimeoutExpired) as error:

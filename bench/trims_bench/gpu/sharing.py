@@ -29,7 +29,7 @@ _POOLED_BYTES = 64 << 10
 
 
 def interior_pointer(rig: Rig) -> dict[str, Any]:
-    """Whether the handle of a pointer inside an allocation opens at its beginning, and so shows all of it.
+    """Return whether the handle of a pointer inside an allocation opens at its beginning, and so shows all of it.
 
     A raw allocation of our own, and two neighbours in the pools of PyTorch and cupy.
     """
@@ -51,7 +51,7 @@ def interior_pointer(rig: Rig) -> dict[str, Any]:
 
 
 def measure_interior(kind: str) -> dict[str, Any]:
-    """In a process of its own: export an allocation's beginning and a pointer 3 MiB inside, open both elsewhere."""
+    """Export an allocation's beginning and a pointer 3 MiB inside, in a process of its own, and open both elsewhere."""
     owner = Owner(kind, "ipc")
     made = owner.sealed(b"\0" * _MIB, nbytes=4 * _MIB)
     inside = owner.sealed(b"\3" * 16, nbytes=16)
@@ -76,7 +76,7 @@ def measure_interior(kind: str) -> dict[str, Any]:
 
 
 def _bytes_at(owner: Owner, made: Allocation, handle: bytes, offsets: Sequence[int]) -> list[int]:
-    """What another process reads at these offsets from where the handle opens."""
+    """Return the bytes that another process reads at these offsets from where the handle opens."""
     with owner.borrower() as borrower:
         borrower.open(Export("ipc", owner.device.uuid, made.size_bytes, handle, cuda=owner.kind))
         found = [borrower.read(offset, 1)[0] for offset in offsets]
@@ -85,7 +85,7 @@ def _bytes_at(owner: Owner, made: Allocation, handle: bytes, offsets: Sequence[i
 
 
 def measure_neighbours(kind: str, library: str) -> dict[str, Any]:
-    """In a process of its own: two tensors of one pool; does the second one's handle show the first one's bytes?"""
+    """Report whether the second of two tensors of one pool shows the first one's bytes, in a process of its own."""
     from trims.memory.cuda.connect import connect
     from trims.testing.device_borrower import Borrower
 
@@ -155,7 +155,7 @@ def _read_through_its_death(rig: Rig, driver: str, nbytes: int, borrower: Borrow
 def open_cost(rig: Rig) -> dict[str, Any]:
     """Nanoseconds to open an allocation in another process, by size: the first time, and again after closing.
 
-    The process has its context before; what that took is told beside.
+    The process has its context before; the time for that is reported beside.
     """
 
     def measure(driver: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def open_cost(rig: Rig) -> dict[str, Any]:
 
 
 def write_to_read_only(rig: Rig) -> dict[str, Any]:
-    """What happens to a borrower that writes, to another one, and to the owner: by a copy engine, and by a kernel."""
+    """Report what a write does to the borrower, to another one, and to the owner: by a copy engine, and by a kernel."""
     writes: dict[str, Callable[[Borrower], None]] = {
         "copy": lambda offender: offender.write(0, b"\xff" * 16),
         "kernel": lambda offender: offender.fill(0, 0xFF, 16),
@@ -206,7 +206,7 @@ def _write(rig: Rig, driver: str, write: Callable[[Borrower], None]) -> dict[str
 
 
 def parked_descriptor(rig: Rig) -> dict[str, Any]:
-    """Whether a descriptor in a third process, this one, keeps memory alive after its exporter has exited."""
+    """Return whether a descriptor in a third process, this one, keeps memory alive after its exporter has exited."""
     if not rig.device.vmm:
         raise UnavailableError(f"{rig.device.name} cannot share memory as descriptors")
     before = rig.free_bytes()
@@ -222,7 +222,7 @@ def parked_descriptor(rig: Rig) -> dict[str, Any]:
 
 
 def pid_namespaces(rig: Rig) -> dict[str, Any]:
-    """Whether a borrower with process ids of its own can open it."""
+    """Return whether a borrower with process ids of its own can open it."""
     own = ("--user", "--map-root-user") if os.geteuid() else ()
     words = (*own, "--pid", "--fork", "--kill-child")
     if why := ended("unshare", [*words, "true"]):
@@ -240,7 +240,7 @@ def pid_namespaces(rig: Rig) -> dict[str, Any]:
 
 
 def _each(rig: Rig, measure: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    """By each way of sharing; one that this device has not, or that fails, says so and leaves the other."""
+    """Measure each way of sharing; one that this device has not, or that fails, says so and leaves the other."""
     found: dict[str, Any] = {}
     for driver in ("vmm", "ipc"):
         if driver not in rig.drivers():

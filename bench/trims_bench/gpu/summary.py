@@ -1,4 +1,4 @@
-"""What a run comes to, in at most forty lines: each bar reached, missed, or not shown and why; and the exit status."""
+"""Summary of a run in at most forty lines: each bar reached, missed, or not shown and why; and the exit status."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _errors(part: Mapping[str, Any]) -> list[str]:
 
 
 def _nested_errors(part: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of an experiment that is made by each way of sharing: the ways that failed."""
+    """Return the ways of sharing that failed in an experiment made by each way, with their errors."""
     ways = [(name, way) for name, way in part.items() if isinstance(way, dict)]
     return [(name, str(way["error"])) for name, way in ways if "error" in way]
 
@@ -111,7 +111,7 @@ def _missed(parts: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_result(part: Mapping[str, Any]) -> bool:
-    """Not of a figure of which nothing could be taken."""
+    """Return whether a part has a result: a figure of which nothing could be taken has none."""
     if _errors(part) or UNAVAILABLE in part:
         return False
     return "lines" not in part or any(line["met"] != UNAVAILABLE for line in part["lines"])

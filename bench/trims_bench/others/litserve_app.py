@@ -22,7 +22,7 @@ class Dense(litserve.LitAPI):
 
     # LitServe takes an annotation as the form of a request's parameters.
     def decode_request(self, request):  # type: ignore[no-untyped-def]
-        """To an array."""
+        """Turn a request into an array."""
         return np.asarray(request["x"], dtype=np.float32)
 
     def predict(self, x: Any) -> Any:
@@ -30,7 +30,7 @@ class Dense(litserve.LitAPI):
         return dense(self._weights, {"x": x})["y"]
 
     def encode_response(self, output):  # type: ignore[no-untyped-def]
-        """To lists."""
+        """Turn an array into lists."""
         return {"y": output.tolist()}
 
 

@@ -12,7 +12,7 @@ from trims_bench.small import dense
 
 
 class Dense(mlserver.MLModel):
-    """Its weights are the `uri` of its settings."""
+    """Dense model, whose weights are the `uri` of its settings."""
 
     async def load(self) -> bool:
         """Read the weights, in the worker."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trims_bench.figures import Figure
     from trims_bench.scenarios.base import Setup
 
-#: In the order of the table in docs/benchmarks.md.
+#: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
     "open",
     "fresh",
@@ -47,7 +47,7 @@ NAMES = (
 
 
 class Scenario(Protocol):
-    """What a module is."""
+    """Module with one scenario: its title, and a function that runs it."""
 
     TITLE: str
 

@@ -19,7 +19,7 @@ TITLE = "first arrival of a file: from the first call to the first value of one 
 _TENSORS = 200
 _SIZES = (100 << 20, 700 << 20, 5000 << 20)
 _QUICK = (1 << 20, 2 << 20, 4 << 20)
-#: Both have imported numpy; the second way of each has imported its library, too.
+#: Program that has imported numpy; the second way of each has imported its library, too.
 _PROGRAM = """\
 import sys, time
 import numpy
@@ -37,13 +37,13 @@ _SAFETENSORS = (
     "tensor = safe_open(sys.argv[1], framework='np').get_tensor('tensor.7')",
 )
 _TORCH = "import torch", "tensor = torch.load(sys.argv[1], mmap=True)['tensor.7']"
-#: What `trims.connect` imports is part of the library.
+#: Imports of a client, those of `trims.connect` among them.
 _IMPORTED = "import trims, trims_client.session"
 _CONNECTED = f"{_IMPORTED}\nsession = trims.connect()\nsession.open_file(sys.argv[2]).close()"
 
 
 def run(setup: Setup) -> Figure:
-    """Each size in turns of ours and theirs."""
+    """Measure each size in turns of ours and theirs."""
     compared: list[Comparison] = []
     connected: list[Samples] = []
     with setup.scratch() as folder, setup.daemon(folder / "state") as daemon:

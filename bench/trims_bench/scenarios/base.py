@@ -1,4 +1,4 @@
-"""What a scenario gets to work with: how much to do, where to put files, and daemons of its own."""
+"""Setup of a scenario: how much to do, where to put files, and daemons of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORIES = {"": True, "4 KiB pages, ": False}
 
 @dataclass
 class Setup:
-    """Of one run of `trims bench`.
+    """Settings of one run of `trims bench`.
 
     Attributes:
         work: A folder on a real disk, with room for 10 GB; images made in it serve all scenarios of the run.
@@ -36,7 +36,7 @@ class Setup:
     resident_bytes: int | None = None
 
     def repeats(self, full: int) -> int:
-        """How often to do it, if `full` is right for a real measurement."""
+        """Return how often to repeat, if `full` is right for a real measurement."""
         return self.repeat or (1 if self.quick else full)
 
     @property
@@ -56,7 +56,7 @@ class Setup:
 
     @property
     def state_dir(self) -> Path:
-        """Of the daemons that share images."""
+        """Return the state folder of the daemons that share images."""
         return self.work / "state"
 
     def daemon(self, state_dir: Path | None = None, **settings: Any) -> DaemonProcess:
@@ -96,7 +96,7 @@ class Setup:
 
     @cached_property
     def has_mxnet(self) -> bool:
-        """Whether `mxnet` gives one."""
+        """Return whether `mxnet` gives one."""
         from trims_bench.repository import MxnetMissingError
 
         try:

@@ -61,7 +61,7 @@ def _note(idle: Sequence[Sequence[int]], busy: Sequence[Sequence[int]], took: Se
 def _turn(
     setup: Setup, daemon: DaemonProcess, folder: Path, paths: Sequence[Path], samples: tuple[list[list[int]], ...]
 ) -> float:
-    """At work until all files are in memory, then idle. Returns the seconds of the work.
+    """Work until all files are in memory, then be idle. Return the seconds of the work.
 
     The same readers open the same files all the time, so that the work is the only difference.
     """

@@ -1,4 +1,4 @@
-"""What one event costs the books, which are locked meanwhile: it must not grow with what is in them."""
+"""Cost of one event to the books, which are locked meanwhile: it must not grow with their content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDS = "end of a session, a lease"
 
 
 def run(setup: Setup) -> Figure:
-    """By policy and number of idle replicas; then with sessions and waiters."""
+    """Measure by policy and number of idle replicas; then with sessions and waiters."""
     figure = Figure("books", TITLE, [], [])
     sizes = [setup.size(full, full // 100 + 4) for full in (100, 1_000, 10_000, 100_000)]
     for policy in POLICIES:
@@ -65,7 +65,7 @@ def _of_a_crowd(what: str, values: list[int]) -> Comparison:
 
 
 def measure_evictions(policy: str, sizes: list[int], count: int) -> list[list[list[int]]]:
-    """For each number of idle replicas: nanoseconds of events that evict, and of whole opens."""
+    """Return for each number of idle replicas the nanoseconds of events that evict, and of whole opens."""
     from trims_bench.driven import DrivenBooks, settle
 
     found = []

@@ -1,4 +1,4 @@
-"""How long `trims check` holds the books at a time: nothing is opened meanwhile."""
+"""Time that `trims check` holds the books at once: nothing is opened meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES = ("all idle", "half read, half waited for", "all read, one waited for")
 
 
 def run(setup: Setup) -> Figure:
-    """In three states of the books."""
+    """Measure in three states of the books."""
     compared, notes = [], []
     for state in _STATES:
         given = {"state": state, "replicas": setup.size(10_000, 200), "sessions": setup.size(2000, 10)}
@@ -37,13 +37,13 @@ def run(setup: Setup) -> Figure:
 
 
 def _beside(state: str, what: str, values: list[int]) -> Comparison:
-    """What a check does under the lock besides."""
+    """Return the milliseconds of a check's other work under the lock, held against the bar."""
     samples = Samples(what, values)
     return Comparison(f"{state}: {what}", samples.median / 1e6, "ms", _BAR, (samples,))
 
 
 def measure(state: str, replicas: int, sessions: int, count: int) -> dict[str, Any]:
-    """As `trims.daemon.check` does it; nanoseconds, and the name of the piece that is the longest most often."""
+    """Measure a check as `trims.daemon.check` does it; nanoseconds, and the piece that is the longest most often."""
     from trims.core.replica import State
     from trims_bench.driven import settle
 

@@ -95,7 +95,7 @@ def _in_processes(
 
 
 def _check(daemon: DaemonProcess) -> None:
-    """All sessions are gone; so must be their leases, and the books must agree with the facts."""
+    """Check, once all sessions are gone, that their leases are too, and that the books agree with the facts."""
     with daemon.door() as door:
         while door.status().stats.sessions:
             time.sleep(0.01)

@@ -17,7 +17,7 @@ _NOTE = (
     "Cold: evicted from memory, its image on disk and in the page cache, as is the framework's own file. Page cache "
     "dropped: before each turn the kernel forgets the pages of the images and of the framework's file."
 )
-#: A small model gains little beside its framework's import, whose time varies: it takes more pairs to tell.
+#: Pairs by model. A small one gains little beside its framework's import, whose time varies: it takes more pairs.
 _REPEATS = {"minilm-l6-v2": 15, "resnet50": 11, "vgg16": 7}
 
 

@@ -1,4 +1,4 @@
-"""More clients than a daemon has descriptors for: each is served or told why not, soon, and then there is quiet."""
+"""Crowd of more clients than a daemon has descriptors for: each is served or refused soon, and then there is quiet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BAR_ANSWER_MS = 1000.0
 _BAR_IDLE_MS = 50.0
 _MODEL = "crowded"
 _PROCESSES = 4
-#: Until all processes of clients have started.
+#: Nanoseconds until all processes of clients have started.
 _AHEAD_NS = 2_000_000_000
 _IDLE_S = 1.0
 

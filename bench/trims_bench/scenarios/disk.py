@@ -1,4 +1,4 @@
-"""From the disk image into shared memory, against the fastest plain way to read the same file there."""
+"""Copies of the disk image into shared memory, against the fastest plain way to read the same file there."""
 
 from __future__ import annotations
 

@@ -111,6 +111,6 @@ def measure(
 
 
 def _waited_ns(own: FileIO) -> int:
-    """How long this thread has been ready to run without a processor, since it began (Linux, schedstat)."""
+    """Return how long this thread has been ready to run without a processor, since it began (Linux, schedstat)."""
     own.seek(0)
     return int(own.read().split()[1])

@@ -1,4 +1,4 @@
-"""What the endpoint adds to a predictor: the same tensor by HTTP, by gRPC and by a call in one process."""
+"""Time that the endpoint adds to a predictor: the same tensor by HTTP, by gRPC and by a call in one process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 TITLE = "a request of one tensor 1x3x224x224 to the endpoint, over a call of the predictor in one process"
 _NAME = "pooled"
 _HTTP, _GRPC = Bar("<=", 2.0), Bar("<=", 1.5)
-#: What a user of the usual client waits for; and with clients that do no more than they must, what the endpoint adds.
+#: Bars by client: the wait of the usual clients' users; and, with minimal clients, the time that the endpoint adds.
 _BARS = {
     "HTTP by tritonclient": _HTTP,
     "HTTP by http.client": _HTTP,
     "gRPC by tritonclient": _GRPC,
     "gRPC by a stub": _GRPC,
 }
-#: The same clients, with nothing behind the protocol: what the endpoint has no part in.
+#: Rows of the same clients with nothing behind the protocol: time in which the endpoint has no part.
 _EMPTY = {"HTTP by tritonclient": "HTTP, an empty server", "gRPC by tritonclient": "gRPC, an empty server"}
 _IN_PROCESS = "in one process"
 _WARM_UP, _BURST = 20, 50
-#: Of a client whose allocator does not give each buffer back to the kernel.
+#: Variables of a client whose allocator does not give each buffer back to the kernel.
 _KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(16 << 20)}
 _NOTE = (
     "From one numpy array to another, with binary tensors over connections that are kept; float32, 602 kB. The "
@@ -50,7 +50,7 @@ _IN_A_ROW, _KEPT, _ALONE = "in a row", "in a row, memory kept", "one at a time"
 
 
 def run(setup: Setup) -> Figure:
-    """Each client in a process of its own: as it is, with memory that it keeps, and with others between."""
+    """Measure each client in a process of its own: as it is, with memory that it keeps, and with others between."""
     from trims_bench.repository import clients_python, packages_path
     from trims_bench.runs import environment
     from trims_bench.small import manifest, write_weights
@@ -171,7 +171,7 @@ def _by_standard_library(port: int) -> Callable[[Any], Any]:
 
 
 def _by_stub(port: int) -> Callable[[Any], Any]:
-    """Of the protocol's own description, with nothing around it."""
+    """Return a call by the stub of the protocol's own description, with nothing around it."""
     import grpc
     import numpy as np
     from tritonclient.grpc.service_pb2 import ModelInferRequest

@@ -25,7 +25,7 @@ _NEVER_LATER = Bar(">=", 1.0)
 _SOONER = Bar(">=", 1.2)
 _TOKENS = list(range(1000, 1016))
 _TOLERANCE = 1e-4
-#: What `save_pretrained` calls the weights.
+#: Name that `save_pretrained` gives the file of the weights.
 _FILE = "model.safetensors"
 _NOTE = (
     "Both processes have imported torch and the model's class. Ours then imports trims, connects, opens the file, "
@@ -89,7 +89,7 @@ KINDS = (
 
 
 def run(setup: Setup) -> Figure:
-    """Each model in turns of ours and theirs, its file in the page cache and not."""
+    """Measure each model in turns of ours and theirs, its file in the page cache and not."""
     figure = Figure("first_answer", TITLE, [], [_NOTE])
     with setup.scratch() as folder, setup.daemon(folder / "state") as daemon:
         for cold in (False, True):
@@ -178,7 +178,7 @@ def _over_trims(path: str, runtime_dir: str, model: Any, config: Any, *, renamed
 
 
 def _translation(module: Any) -> Callable[[str], str]:
-    """What transformers calls a tensor of this module, given its name in a file that an older version could read."""
+    """Return a function from a tensor's name in a file for older versions to its name in transformers' module."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import rename_source_key
 

@@ -1,4 +1,4 @@
-"""What a fresh interpreter pays to read its first weights, over importing numpy, which it needs in any case."""
+"""Time of a fresh interpreter to read its first weights, over importing numpy, which it needs in any case."""
 
 from __future__ import annotations
 

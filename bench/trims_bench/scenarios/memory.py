@@ -129,7 +129,7 @@ def _start_all(endpoint: EndpointProcess, name: str, count: int, inputs: Inputs)
 
 
 def _held_by(endpoint: EndpointProcess, segment: str) -> list[tuple[Held, Held]]:
-    """Of each process behind the endpoint that maps a segment: what it holds of it, and of everything."""
+    """Return for each process behind the endpoint that maps a segment: the memory held of the segment, and in all."""
     from trims_bench.smaps import below, of_process, of_weights
 
     pids = [pid for pid in below(endpoint.pid) if of_weights(pid, segment).rss]

@@ -30,7 +30,7 @@ _NOTE = (
 
 
 def run(setup: Setup) -> Figure:
-    """Each model at both places, in turns."""
+    """Measure each model at both places, in turns."""
     figure = Figure("miss", TITLE, [], [_NOTE])
     with setup.scratch() as folder:
         manifests = dict(_manifests(setup, folder))

@@ -15,7 +15,7 @@ TITLE = "MXNet VGG-16 symbol and parameters ready, against `load_checkpoint`"
 
 
 def run(setup: Setup) -> Figure:
-    """In the MXNet environment, in turns. Raises MxnetMissingError where there is none."""
+    """Measure in the MXNet environment, in turns. Raises MxnetMissingError where there is none."""
     from trims_bench.runs import artifact_of
 
     python, manifest = setup.mxnet, setup.vgg16

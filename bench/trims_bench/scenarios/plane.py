@@ -1,4 +1,4 @@
-"""The same requests as `pressure` over the plane of memory, popularity and clients: where it pays, and how much."""
+"""Requests of `pressure` over the plane of memory, popularity and clients: where trims pays, and how much."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE = "load, run once, drop: requests served, over transformers' from_pretrain
 ROOMS = (0.1, 0.25, 0.4, 0.7, 1.2)
 ZIPFS = (0.0, 1.0, 1.4)
 CLIENTS = (1, 4, 8)
-#: Where the page cache is dropped before each cell.
+#: Number of clients at which cells with a dropped page cache are measured.
 _CLIENTS_COLD = 4
 _SECONDS = 4.0
 _BAR = Bar(">=", 1.0)

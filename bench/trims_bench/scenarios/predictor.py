@@ -27,7 +27,7 @@ _MORE_HOT = Bar("<=", 15.0)
 _IDEAL = Bar(">=", 0.6)
 #: Below this compute, a share of it says more about the fixed part of a request than about the way to the answer.
 _LEAST_COMPUTE_NS = 50_000_000
-#: Of a predictor, without and with a hot spare.
+#: Settings of a predictor, without and with a hot spare.
 _COLD, _HOT = {"threads": 2, "hot": 0}, {"threads": 2, "hot": 1}
 _NOTE = (
     "Ours: an HTTP request (binary tensors) for a model that is in shared memory and that no predictor runs; the "
@@ -53,11 +53,11 @@ class Kind:
 
     @property
     def sees_images(self) -> bool:
-        """Else it reads tokens."""
+        """Return whether the model reads images; else it reads tokens."""
         return self.names[0].startswith("ResNet")
 
     def inputs(self, side: int) -> Inputs:
-        """Of one request."""
+        """Return the inputs of one request."""
         if self.sees_images:
             return image("pixel_values", side)
         return tokens("input_ids", count=len(_TOKENS))
@@ -83,7 +83,7 @@ _KINDS = (
 
 
 def run(setup: Setup) -> Figure:
-    """Each model in turns: the endpoint, then a fresh process."""
+    """Measure each model in turns: the endpoint, then a fresh process."""
     figure = Figure("predictor", TITLE, [], [_NOTE])
     frameworks = "torch,onnxruntime" + (",mxnet" if setup.has_mxnet else "")
     flags = ["--preload", frameworks, "--hot-spares", "8", *environment_of(setup.mxnet if setup.has_mxnet else None)]
@@ -122,7 +122,7 @@ def make_and_register(
 
 
 def _given(setup: Setup, folder: Path, kind: Kind) -> dict[str, Any]:
-    """What `make` and `answer_alone` need."""
+    """Return the arguments that `make` and `answer_alone` need."""
     side = setup.size(224, 32) if kind.sees_images else 0
     shape = kind.small if setup.quick else kind.shape
     return {"names": kind.names, "shape": shape, "folder": str(folder / kind.title), "side": side}
@@ -176,7 +176,7 @@ class _Turns:
         self._inputs = inputs
 
     def compare(self, title: str, count: int, theirs: Any, sooner: Bar, more: Bar) -> Iterator[Comparison]:
-        """How many times sooner, and how many ms more than its compute."""
+        """Measure how many times sooner a cold request is, and how many ms it takes beside its compute."""
         for _ in range(2):  # the template learns what the model needs
             self._endpoint.infer(self._name, self._inputs)
             self._endpoint.infer(self._name, self._inputs, keep_alive=0)
@@ -197,7 +197,7 @@ class _Turns:
         yield from share_of_ideal(title, ours, Samples("compute", compute), _IDEAL)
 
     def hot(self, title: str, count: int, bar: Bar = _MORE_HOT) -> Iterator[Comparison]:
-        """How many ms more than its compute, by a hot spare."""
+        """Measure how many ms a request to a hot spare takes beside its compute."""
         taken, compute = [], []
         while not self._endpoint.state()["hot"].get(self._name):  # the manifest is new to the endpoint
             self._endpoint.infer(self._name, self._inputs, keep_alive=0)
@@ -222,7 +222,7 @@ class _Turns:
 
 
 def share_of_ideal(title: str, whole: Samples, compute: Samples, bar: Bar | None) -> Iterator[Comparison]:
-    """Which part of a request is its compute, if that is long enough for the bar to mean something."""
+    """Compare a request with its compute, if that is long enough for the bar to mean something."""
     if compute.median >= _LEAST_COMPUTE_NS:
         value = share("", compute, whole, None).value
         yield Comparison(f"{title}, share of ideal", value, "x", bar, (whole, compute))
@@ -242,7 +242,7 @@ def make(*, names: tuple[str, str], shape: dict[str, Any], folder: str, side: in
 
 
 def answer_alone(*, names: tuple[str, str], shape: dict[str, Any], folder: str, side: int, threads: int) -> float:
-    """What a process does that has the framework alone: import it, load the model, run it once."""
+    """Answer as a process that has the framework alone: import it, load the model, run it once."""
     import torch
     from transformers.utils import logging
 

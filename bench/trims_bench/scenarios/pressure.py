@@ -20,7 +20,7 @@ TITLE = "12 models of 87 MiB, shared memory for 40 % of them, Zipf 1.0, 4 client
 _MODELS = 12
 _ROOM = 0.4
 _LOAD = Load(zipf=1.0, clients=4, seconds=10.0)
-#: Of a model whose size does not matter.
+#: Shape of a model whose size does not matter.
 QUICK_SHAPE = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
 _NOTE = (
     "Four processes have imported their framework and ask without pause. A request loads a model, runs it once on 16 "
@@ -30,7 +30,7 @@ _NOTE = (
 
 
 def run(setup: Setup) -> Figure:
-    """In turns, with one daemon."""
+    """Measure both sides in turns, with one daemon."""
     with setup.scratch() as folder:
         models, shape = zoo(setup, folder)
         with zoo_daemon(setup, folder, models, shape, _ROOM) as daemon:

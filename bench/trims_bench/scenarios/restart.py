@@ -22,7 +22,7 @@ _BAR_ALIKE = Bar("<=", 1.5)
 _FULL_BYTES = 8_000_000_000
 _MODELS = 8
 _LEVELS = (2, 4, 8)
-#: Of what memory allows now: as much again lies in the page cache as the models' files.
+#: Part of the memory that is free now: as much again lies in the page cache as the models' files.
 _PART = 0.4
 _WAIT_S = 300.0
 _LOOK_S = 0.001
@@ -31,7 +31,7 @@ _STATS_S = 0.01
 
 @dataclass(slots=True)
 class _Level:
-    """So many models are resident; nanoseconds since the process was started, for each restart.
+    """Level of resident models; nanoseconds since the process was started, for each restart.
 
     Attributes:
         empty: Greeting of a daemon that finds nothing, taken in turns with the others.
@@ -48,7 +48,7 @@ class _Level:
 
 
 def run(setup: Setup) -> Figure:
-    """With a quarter, half and all of the bytes; then all, and no catalog that vouches for them."""
+    """Measure with a quarter, half and all of the bytes; then with all, and no catalog that vouches for them."""
     from trims.core.units import format_bytes
 
     each = _bytes(setup) // _MODELS
@@ -91,7 +91,7 @@ def _bytes(setup: Setup) -> int:
 
 
 def _load(daemon: DaemonProcess, folder: Path, number: int, nbytes: int) -> str:
-    """In shared memory, and nowhere else: no image on disk."""
+    """Load a model into shared memory, and nowhere else: no image on disk."""
     name = f"model-{number}"
     path = write_checkpoint(folder / f"{name}.safetensors", nbytes, label=name)
     daemon.load(daemon.register({"name": name, "artifact": {"path": str(path)}}))

@@ -67,7 +67,7 @@ def _rates(name: str, turns: list[dict[str, Any]]) -> Samples:
 
 
 class _Turns:
-    """Each server in turn.
+    """Turns of the servers, one after the other.
 
     Attributes:
         found: Name of a server -> what each turn has counted.
@@ -88,7 +88,7 @@ class _Turns:
         self.notes: list[str] = []
 
     def take(self, count: int) -> None:
-        """So many turns."""
+        """Take so many turns."""
         ways: dict[str, Callable[[], dict[str, Any]]] = {_OURS: self._ours}
         ways |= {other.name: partial(self._other, other, python) for other, python in self._others()}
         for _ in range(count):

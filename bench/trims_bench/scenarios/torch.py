@@ -29,7 +29,7 @@ class Case:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """As a user would write it."""
+        """Return the manifest as a user would write it."""
         builder = {"call": f"{self.builder}:build", "args": {"seed": 7}}
         options = {"module": f"{self.builder}:build_module"}
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}
@@ -40,7 +40,7 @@ BERT_BASE = Case("BERT-base", "bert-base-torch", "trims_bench.builders.bert_base
 
 
 def run(setup: Setup) -> Figure:
-    """Each model in fresh processes, one way each, in turns; and again and again in one process."""
+    """Measure each model in fresh processes, one way each, in turns; and again and again in one process."""
     cases = (RESNET50,) if setup.quick else (RESNET50, BERT_BASE)
     with setup.daemon() as daemon:
         compared = [each for case in cases for each in _compare(case, setup, daemon)]
@@ -74,7 +74,7 @@ def _compare(case: Case, setup: Setup, daemon: DaemonProcess) -> list[Comparison
 
 
 def measure_first(runtime_dir: str, name: str, builder: str, path: str, way: str) -> list[int]:
-    """In a process that has imported torch and the model's code: nanoseconds to connect, and then to the module."""
+    """Return nanoseconds to connect, and then to the module, in a process that has torch and the model's code."""
     import torch
 
     build_module = importlib.import_module(builder).build_module
@@ -95,7 +95,7 @@ def measure_first(runtime_dir: str, name: str, builder: str, path: str, way: str
 
 
 def measure_again(runtime_dir: str, name: str, builder: str, path: str, count: int) -> dict[str, list[int]]:
-    """In one process: nanoseconds to a module with its weights, both ways; both end with the same weights."""
+    """Return nanoseconds to a module with its weights, both ways, in one process; both end with the same weights."""
     import torch
     from trims_client.frameworks.torch import module
 

@@ -19,7 +19,7 @@ _NOTE = (
     "open is served from the published file; a later one has the model converted. Files are in the page cache. The "
     "model alone: to open and build it, once the framework is imported."
 )
-#: As in `cold`: a small model gains little beside its framework's import.
+#: Pairs by model, as in `cold`: a small model gains little beside its framework's import.
 _REPEATS = {"minilm-l6-v2": 15, "resnet50": 11, "vgg16": 7}
 
 

@@ -1,4 +1,4 @@
-"""What the demo and the benchmarks run: one module for each model, all with the same functions.
+"""Workloads of the demo and the benchmarks: one module for each model, all with the same functions.
 
     prepare(trace)                     import the framework (stage `import`)
     framework_alone(artifact, trace)   the framework's own way from the published file to an answer
@@ -33,13 +33,13 @@ class Workload(Protocol):
         """Import the framework."""
 
     def framework_alone(self, artifact: Path, trace: Stages) -> Answer:
-        """From the published file."""
+        """Return the answer of the framework's own way, from the published file."""
 
     def with_trims(self, weights: Weights, trace: Stages) -> Answer:
-        """From attached weights."""
+        """Return the answer from attached weights."""
 
     def same(self, one: Answer, other: Answer) -> Agreement:
-        """How far two answers agree."""
+        """Return how far two answers agree."""
 
 
 def workload(name: str) -> Workload:

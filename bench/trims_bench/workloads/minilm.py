@@ -31,7 +31,7 @@ SENTENCES = (
 
 
 def folder() -> Path:
-    """Where the package keeps the model, found without importing it."""
+    """Return the path where the package keeps the model, found without importing it."""
     from importlib.util import find_spec
 
     spec = find_spec(PACKAGE)
@@ -79,7 +79,7 @@ def with_trims(weights: Weights, trace: Stages) -> Answer:
 
 
 def same(one: Answer, other: Answer) -> Agreement:
-    """The same kernels run: the same bits are asked for."""
+    """Compare two answers, whose bits must be the same: the same kernels run."""
     return compare(one, other)
 
 

@@ -47,7 +47,7 @@ def with_trims(weights: Weights, trace: Stages) -> Answer:
 
 
 def same(one: Answer, other: Answer) -> Agreement:
-    """The same kernels run: the same bits are asked for."""
+    """Compare two answers, whose bits must be the same: the same kernels run."""
     return compare(one, other)
 
 

@@ -52,7 +52,7 @@ def check_hidden(paths: Sequence[Path], isolation: Isolation, runtime_dir: str) 
 
 
 def _why_not(isolation: Isolation, runtime_dir: str) -> str:
-    """Why a predictor's program does not start at this level; empty if it does."""
+    """Return why a predictor's program does not start at this level; empty if it does."""
     wrapped = isolation.wrapped(probe_command(), runtime_dir, shown())
     try:
         done = subprocess.run(

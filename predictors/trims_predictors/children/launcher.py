@@ -1,4 +1,4 @@
-"""How programs of ours are started in a framework's environment, and tied to the endpoint's life."""
+"""Launcher of our programs in a framework's environment, each tied to the endpoint's life."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.ipc.output_pipes import Output, Outputs
 from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
 
-#: What each predictor needs, whatever its framework.
+#: Modules that each predictor needs, whatever its framework.
 _ALWAYS = (
     "numpy", "ml_dtypes", "trims_client.mapping.suspended", "trims_client.session", "trims_client.connection.watch",
     "trims_client.weights", "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve",
     "trims_predictors.transforms.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
-#: that do nevertheless). ONNX Runtime would also tell its maker of its use.
+#: that do nevertheless). ONNX Runtime would also report its use to its maker.
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -35,16 +35,16 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
-#: What the endpoint's own environment may say otherwise.
+#: Variables that the endpoint's own environment overrides.
 DEFAULTS = {
-    # `trims.mxnet` tells what it is for, and sets it too late for templates, which import MXNet first.
+    # `trims.mxnet` says what it is for, and sets it too late for templates, which import MXNet first.
     "MXNET_DISABLE_MKLDNN_FC_OPT": "1",
     # How often threads of GNU's OpenMP look whether they may go on before they sleep. Its own 300,000 times are up to
     # 20 ms, in which they keep another predictor's threads from the processor; with 10,000 a model that is alone takes
     # 1 to 4 % longer. See `processors`.
     "GOMP_SPINCOUNT": "10000",
 }
-#: What our programs are called where they print.
+#: Names of our programs in the lines that they print.
 _CALLED = {"trims_predictors.worker.worker": "predictor", "trims_predictors.worker.template": "template"}
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that
 #: environment's packages, and none of this one.
@@ -62,7 +62,7 @@ importlib.import_module(module).main()
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where predictors of a framework run.
+    """Environment in which predictors of a framework run.
 
     Attributes:
         framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
@@ -75,7 +75,7 @@ class Environment:
     tenant: str = ""
 
     def modules(self) -> list[str]:
-        """What its template imports."""
+        """Return the names of the modules that the template of this environment imports."""
         if self.framework == "numpy":
             return list(_ALWAYS)
         ours = [f"trims_client.frameworks.{self.framework}", f"trims_predictors.frameworks.{self.framework}"]
@@ -111,9 +111,9 @@ class Launcher:
     def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS, *, plain: bool = False) -> None:
         self.runtime_dir = runtime_dir
         self.isolation = isolation
-        #: Of all that was started and may run still.
+        #: Lifelines of all processes that were started and may still run.
         self._lifelines: set[Lifeline] = set()
-        #: What it prints, passed on.
+        #: Output of the started processes, passed on.
         self.outputs = Outputs(plain=plain)
         self._holds: dict[str, int | None] = {}
 
@@ -180,11 +180,11 @@ class Launcher:
             self.isolation = replace(self.isolation, hidden=(*self.isolation.hidden, path))
 
     def identities(self) -> tuple[tuple[int, int], ...]:
-        """What is hidden from programs that are started now (see `Isolation.identities`)."""
+        """Return the identities of the files hidden from programs that are started now (see `Isolation.identities`)."""
         return self.isolation.identities(self.runtime_dir)
 
     def _folder_of(self, door: str) -> str:
-        """Where a predictor finds the attach socket: in a namespace the runtime folder has become the door's."""
+        """Return the predictor's folder of the attach socket; a namespace has that as its runtime folder."""
         within = door == ATTACH_FOLDER or self.isolation.level == NAMESPACES
         return self.runtime_dir if within else os.path.join(self.runtime_dir, door)
 
@@ -218,7 +218,7 @@ class Launcher:
 
 
 def shown(python: str = "") -> list[str]:
-    """What must be seen whatever is hidden: our packages, the environment, and the Python that this was made from.
+    """Return the folders that stay visible whatever is hidden: our packages, the environment, and its base Python.
 
     Args:
         python: Interpreter of the environment; empty for this one.
@@ -236,7 +236,7 @@ def probe_command() -> list[str]:
 
 
 def tell_status(status: int) -> str:
-    """How a process ended, for people."""
+    """Return in words how a process ended."""
     if status < 0:
         cause = killed_words() if -status == signal.SIGKILL else ""
         return f"it was ended by {signal.Signals(-status).name}{cause}"

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds to import a framework; the first time after a start of the machine reads it from the disk.
 _IMPORT_S = 300.0
-#: For no longer one gives way: until it is ready, each new predictor imports by itself what it would have learned.
+#: Seconds for which a template that is not ready gives way: meanwhile each new predictor imports the modules itself.
 _GIVES_WAY_S = 10.0
 _FORK_S = 5.0
-#: Between the end of a predictor and its template's word of it.
+#: Seconds between the end of a predictor and its template's word of it.
 _STATUS_S = 10.0
-#: The same once the template is gone.
+#: Seconds to read the template's last words about a predictor, once the template is gone.
 _LAST_WORDS_S = 0.1
 #: Names of modules in one message.
 _MODULES_AT_ONCE = 300
@@ -55,7 +55,7 @@ class Template:
         self, launcher: Launcher, environment: Environment, modules: Sequence[str], *, gives_way: bool = False
     ) -> None:
         self._launcher = launcher
-        #: What was hidden from it at its start.
+        #: Identities of the files that were hidden from the template at its start.
         self.identities = launcher.identities()
         ours, theirs = messages.pair()
         with theirs:
@@ -66,7 +66,7 @@ class Template:
                 raise
         self._process, self._lifeline = started.process, started.lifeline
         self.modules = frozenset(modules)
-        #: Why it may not be forked, once it is ready; None if it may be.
+        #: Reason why the template, once ready, may not be forked; None if it may be.
         self.spoilt: str | None = None
         #: Modules that it could not import, and why.
         self.failed: dict[str, str] = {}
@@ -89,12 +89,12 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Return the number of the template's process."""
         return pid_behind(self._pidfd, self._process.pid)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of its process and its guard, which share pages; once if it has not begun."""
+        """Return the numbers of the template's process and its guard, which share pages; one number until both run."""
         return tuple(dict.fromkeys((self.pid, self._guard)))
 
     @property
@@ -104,7 +104,7 @@ class Template:
 
     @property
     def waited_for(self) -> bool:
-        """Whether it imports, or a fork is waited for."""
+        """Return whether it imports, or a fork is waited for."""
         return self._forking > 0 or not self.ready.done()
 
     async def _import(self, modules: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ class Template:
             answer.set_result((message, fds))
 
     async def _status(self, pid: int) -> str:
-        """How a predictor ended. Only its template learns that; it says so a moment later, or never if it is gone."""
+        """Return how a predictor ended. Only its template learns that, and reports it a moment later, if it lives."""
         status = self._statuses[pid]
         try:
             either: set[asyncio.Future[Any]] = {status, self.gone}
@@ -273,7 +273,7 @@ class Template:
 
 
 def pid_behind(pidfd: int, otherwise: int) -> int:
-    """The number of a process in this namespace, by a descriptor of it; `otherwise` if it is not told."""
+    """Return the number in this namespace of the process behind a descriptor; `otherwise` if the kernel hides it."""
     try:
         with open(f"/proc/self/fdinfo/{pidfd}") as file:
             told = next(line for line in file if line.startswith("Pid:"))
@@ -284,7 +284,7 @@ def pid_behind(pidfd: int, otherwise: int) -> int:
 
 
 def _look_at(ready: asyncio.Future[None]) -> None:
-    """Why a template is not ready is told to each that waits for it, and otherwise to none."""
+    """Mark the error of a template as seen: each caller that waits gets it, and asyncio need not log it."""
     if not ready.cancelled():
         ready.exception()
 

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from trims_predictors.ipc.output_pipes import Output
     from trims_predictors.worker.prefault import WrittenPages
 
-#: Between "unload" and SIGKILL.
+#: Seconds between "unload" and SIGKILL.
 _GRACE_S = 5.0
-#: Between the end of its socket and that of a process.
+#: Seconds between the end of its socket and that of a process.
 _LAST_BREATH_S = 1.0
 
 
@@ -167,7 +167,7 @@ class PredictorProcess:
     def _forget_answer(self) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and answer.done() and not answer.cancelled():
-            answer.exception()  # what ended the question before it was awaited is told, and asyncio logs no other
+            answer.exception()  # an error that came before the question was awaited is reported; else asyncio logs it
         if self._burial is not None:
             self._inbox.close()
 
@@ -230,7 +230,7 @@ class PredictorProcess:
 
     def _lost(self, why: str) -> None:
         self._break(LostPeerError(why))
-        if not self._ending:  # it crashes, and the kernel tells how; or it goes on without us
+        if not self._ending:  # it crashes, and the kernel reports how; or it goes on without us
             self._loop.call_later(_LAST_BREATH_S, self.kill, why)
 
     def _break(self, error: TrimsError) -> None:
@@ -268,7 +268,7 @@ class PredictorProcess:
 
     @property
     def dying(self) -> bool:
-        """True once it was killed or has ended."""
+        """Return whether the process was killed or has ended."""
         return self._why_killed is not None or self._burial is not None
 
     # -- its end ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The `trims call` command: invoke a handler on this machine, and tell what its cold and warm starts cost."""
+"""The `trims call` command: invoke a handler on this machine, and report what its cold and warm starts cost."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _event(options: argparse.Namespace) -> bytes:
 
 
 def told(found: Invoked) -> Sequence[str]:
-    """What happened, and a table of the stages."""
+    """Return lines that report the invocations, with a table of the stages."""
     from trims.cli.output import table_lines
     from trims.core.units import format_seconds
 

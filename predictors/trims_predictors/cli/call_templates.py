@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from trims_predictors.children.launcher import Environment, Launcher
     from trims_predictors.children.worker_process import PredictorProcess
 
-#: Of the endpoint and of this command, in the state folder.
+#: Files with the learned modules of the endpoint and of this command, in the state folder.
 _OF_ENDPOINT, _OF_CALLS = "learned.json", "learned-by-calls.json"
-#: Between the end of a template and that of its process.
+#: Seconds between the end of a template and that of its process.
 _BURIAL_S = 10.0
 
 
@@ -115,7 +115,7 @@ class CallTemplates:
 
     @property
     def keeps(self) -> bool:
-        """Whether what is learned helps a later command."""
+        """Return whether what is learned helps a later command."""
         return self._keeps
 
     async def learn(self, new: Sequence[str]) -> str | None:

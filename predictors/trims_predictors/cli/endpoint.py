@@ -13,7 +13,7 @@ from trims.logs import FORMS, LEVELS
 if TYPE_CHECKING:
     from trims_predictors.endpoint.settings import EndpointSettings
 
-#: For `--predictor-memory`: with less, no model loads.
+#: Bytes that `--predictor-memory` must allow: with less, no model loads.
 _LEAST_PREDICTOR_BYTES = 16 << 20
 
 
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         _serve(options)
     except (TrimsError, OSError) as error:
-        if options.supervised:  # the daemon tells those who ask it
+        if options.supervised:  # the daemon reports it to clients that ask
             leave_text(os.path.join(options.runtime_dir or default_runtime_dir(), ERROR_FILE), str(error))
         raise
 
@@ -213,7 +213,7 @@ def _max_body(text: str) -> int:
 
 
 def _hidden(options: argparse.Namespace) -> list[Path]:
-    """What predictors must not see: as the daemon that starts the endpoint says, else where a daemon has its files."""
+    """Return the paths hidden from predictors: secrets, folders that the command line names, and a daemon's folders."""
     from trims.daemon.config import build_config
 
     secrets = [path for path in (options.token_file, options.private_key, options.tenants) if path is not None]
@@ -230,7 +230,7 @@ def _deadline(text: str, flag: str) -> float:
 
 
 def _work_deadline(text: str, flag: str) -> float:
-    """Of what takes time in any case. Raises ConfigError for one that is over at once."""
+    """Parse a deadline for work that always takes time. Raises ConfigError for 0 seconds, which ends it at once."""
     from trims.core.errors import ConfigError
 
     seconds = _deadline(text, flag)
@@ -271,7 +271,7 @@ def environments_in(text: str) -> dict[str, Path]:
 
 
 def environments_dir_of(options: argparse.Namespace) -> Path:
-    """Where made environments are, as these options and the variables say."""
+    """Return the folder of made environments, as these options and the variables say."""
     from trims.environments.environment_store import default_folder
 
     folder: Path | None = options.environments_dir

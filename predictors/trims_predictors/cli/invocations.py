@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims_predictors.children.worker_process import PredictorProcess
 
-#: Between the kill of a process and its end.
+#: Seconds between the kill of a process and its end.
 _BURIAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is to be invoked, and how often.
+    """Handler, model and event to invoke, and how often.
 
     Attributes:
         runtime_dir: Folder of the daemon's sockets.
@@ -95,7 +95,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """All invocations of one call.
+    """Invocations of one call.
 
     Attributes:
         template_s: Seconds to start the template and to import in it: once for all functions of a machine.
@@ -178,7 +178,7 @@ async def _measured(call: Call, deployment: Deployment, launcher: Launcher, temp
 
 
 def _deployment(call: Call, model: Model) -> Deployment:
-    """How the predictor of the handler is made. What the manifest says of its own predictor does not count here."""
+    """Return the deployment of the handler. What the manifest says of its own predictor does not count here."""
     manifest = parse_manifest(model.manifest, model.origin)
     stated = framework_of(manifest, model.format)
     framework = stated or "numpy" if call.form == "weights" else call.form

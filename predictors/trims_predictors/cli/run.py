@@ -148,7 +148,7 @@ def _shown(element: bytes) -> str:
 
 
 def told_start(parameters: Mapping[str, Any]) -> str:
-    """Whether the answer was cold, in a sentence."""
+    """Return whether the answer was cold, in a sentence."""
     where = f"weights at {parameters.get('place')}"
     if not parameters.get("cold"):
         return f"warm: a predictor was running; {where}"
@@ -157,7 +157,7 @@ def told_start(parameters: Mapping[str, Any]) -> str:
 
 
 def told_stages(parameters: Mapping[str, Any]) -> str:
-    """How long each stage took."""
+    """Return in words how long each stage took."""
     from trims.core.units import format_seconds
 
     def listed(names: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user types as the input of `trims run`, as tensors.
+"""Inputs of `trims run`, as a user types them, turned into tensors.
 
 An input is a file or a value, alone or after `name=`. A `.json` file or a text that begins with `{` is a whole request
 of the Open Inference Protocol. A `.npy` file is one tensor, a `.npz` file several; any other file is one BYTES element,
@@ -77,7 +77,7 @@ class RunInputs:
         return tensors
 
     def told_guesses(self) -> str:
-        """What was guessed, and how to state it, as the end of an error."""
+        """Return a sentence for the end of an error: which data types were guessed, and how to state them."""
         sent = ", ".join(f"{name} as {dtype}" for name, dtype in self.guessed.items())
         flags = " ".join(f"--dtype {name}=TYPE" for name in self.guessed)
         return (
@@ -132,7 +132,7 @@ def _split(argument: str) -> tuple[str | None, str]:
 
 
 def _is_file(value: str) -> bool:
-    """Whether a value is a file. Raises CallerError for one that must be meant as a file, and is not there."""
+    """Return whether a value is a file. Raises CallerError for one that must be meant as a file, and is not there."""
     if os.path.isfile(value):
         return True
     if os.path.exists(value) and ("/" in value or value.startswith(".") or value.lower().endswith(_SUFFIXES)):

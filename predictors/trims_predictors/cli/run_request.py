@@ -43,7 +43,7 @@ _ERRORS: Mapping[int, type[TrimsError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a request.
+    """Result of a request.
 
     Attributes:
         parameters: Cold or warm, and the seconds of each stage; see docs/inference.md.
@@ -83,7 +83,7 @@ class HttpEndpoint:
         )
 
     def run(self, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
-        """Send one request. Raises Away if nothing listens, else the error that the endpoint tells."""
+        """Send one request. Raises Away if nothing listens, else the error that the endpoint reports."""
         path = f"/v2/models/{urllib.parse.quote(model, safe='')}"
         types = self._types(path)
         body, length = _body(make(types), deadline_s)

@@ -1,1 +1,1 @@
-"""What a model needs to be run, and where that is known from. Doors: `deployment` (values), `deployments`."""
+"""Deployments: the facts needed to run a model, and their sources. Doors: `deployment` (values), `deployments`."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path("/")
-#: That a load counts as computing. What takes longer waits for its weights.
+#: Seconds that a load counts as computing. A longer load waits for its weights.
 _LOADS_S = 5.0
 
 
 def processors(root: Path = _ROOT) -> int:
-    """As many as this process may use at once, at least one: those of its affinity, or what its control groups allow.
+    """Return how many processors this process may use at once, by its affinity and its control groups; 1 or more.
 
     Args:
         root: Where `proc` and `sys` lie.
@@ -35,7 +35,7 @@ def processors(root: Path = _ROOT) -> int:
 
 
 def share(threads: int, runs: int) -> int:
-    """How many of `threads` each of so many runs has that go on at once: at least one."""
+    """Return how many of `threads` each of so many runs at once has: at least one."""
     return max(1, threads // max(1, runs))
 
 

@@ -1,4 +1,4 @@
-"""What a pool is made with, what it is asked with, what it answers, and how it tells a predictor what to load."""
+"""Values of a worker pool: its settings, deployments, answers, and the message that has a predictor load a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a pool.
+    """Settings of a worker pool.
 
     Attributes:
         runtime_dir: Folder of the daemon's sockets.
@@ -69,10 +69,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """How predictors of one model are made, and how they are used.
+    """Description of how the predictors of one model are made and used.
 
     Attributes:
-        key: Tells its predictors from others: another one whenever the manifest has changed.
+        key: Distinguishes its predictors from others: another one whenever the manifest has changed.
         model: Its name.
         version: Of its manifest.
         call: What the predictor is made from.
@@ -95,7 +95,7 @@ class Deployment:
         priority_levels: How many levels of priority requests may name; 0: none.
         default_priority: The level of a request that names none.
         keep_alive_s: As in the settings; None: what they say.
-        run_deadline_s: The same.
+        run_deadline_s: As in the settings; None: what they say.
         hot: Predictors that have loaded it ahead of need; None for by demand.
         found: Inputs and outputs that the daemon knows of the model: those of its graph, or of a run. Only for a
             predictor of ours, and only those that no steps change; else it is empty.
@@ -131,14 +131,14 @@ class Deployment:
     is_plain: bool = False
 
     def for_tenant(self, tenant: str) -> Deployment:
-        """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
+        """Return the deployment of this model for a tenant, whose predictors, templates and socket are its own."""
         environment = replace(self.environment, tenant=tenant)
         return replace(self, key=replace(self.key, tenant=tenant), environment=environment)
 
     def at(self, place: str) -> Deployment:
-        """The same model with its weights at a place that requests name, by predictors of its own.
+        """Return the deployment of this model at a place that requests name, with predictors of its own.
 
-        It has no hot spares, which are for what the manifest says.
+        Hot spares are for the manifest's place: here there are none.
         """
         return replace(self, key=replace(self.key, place=place), place=place, hot=0)
 
@@ -165,7 +165,7 @@ class Deployment:
 
 
 def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Message:
-    """What a predictor's process is told to load, and the memory that it may take for that; see `worker`."""
+    """Return the message that has a worker load a model, with the most memory that it may take; see `worker`."""
     return {
         "op": "load", "model": deployment.model, "version": deployment.version, "call": deployment.call,
         "how": deployment.how, "origin": deployment.origin, "options": dict(deployment.options),
@@ -178,7 +178,7 @@ def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Mes
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request.
+    """Result of a request.
 
     Attributes:
         outputs: Tensors.

@@ -1,8 +1,4 @@
-"""From what the daemon knows of a model to how it is run: one deployment for each model, looked up again every second.
-
-A model whose manifest, artifact or code beside the manifest has changed gets another line, so its next request meets a
-predictor that has the new bytes; the old line's predictors end when they are idle.
-"""
+"""Deployments made from the daemon's description of each model: one for each, looked up again every second."""
 
 from __future__ import annotations
 
@@ -121,11 +117,11 @@ class Deployments:
         return self._known[name]
 
     def knows(self, name: str) -> bool:
-        """Whether the model was registered when the daemon was asked last."""
+        """Return whether the model was registered when the daemon was asked last."""
         return name in self._known
 
     async def renew(self, name: str) -> Deployment:
-        """The deployment as the daemon tells it now; predictors of the model end when they are idle.
+        """Return the deployment as the daemon describes it now; predictors of the model end when they are idle.
 
         Raises as `of` does. If no daemon answers, nothing changes.
         """
@@ -204,13 +200,13 @@ def keeping(daemon: AsyncAdmin) -> Keep:
 
 
 def _is_ours(manifest: Manifest) -> bool:
-    """Whether the predictor is the one that trims has for the framework."""
+    """Return whether the predictor is the one that trims has for the framework."""
     settings = manifest.predictor
     return not (settings.call or settings.name or settings.function)
 
 
 def _found(model: Model, manifest: Manifest) -> Signature:
-    """What the daemon knows of a model's inputs and outputs, as far as requests and answers have these."""
+    """Return the inputs and outputs that the daemon knows of a model, without those that steps change."""
     if not _is_ours(manifest):
         return NO_SIGNATURE
     inputs = () if manifest.preprocess else types_of(asdict(each) for each in model.inputs)
@@ -219,7 +215,7 @@ def _found(model: Model, manifest: Manifest) -> Signature:
 
 
 def _differ(before: str, now: str) -> bool:
-    """Whether two image keys are of different images; an empty one is not known yet."""
+    """Return whether two image keys are of different images; an empty one is not known yet."""
     return bool(before and now) and before != now
 
 

@@ -1,4 +1,4 @@
-"""What tells the workers of one deployment from those of another."""
+"""Keys that distinguish the workers of one deployment from those of another."""
 
 from __future__ import annotations
 

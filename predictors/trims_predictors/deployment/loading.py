@@ -1,4 +1,4 @@
-"""How a predictor that is to load its model waits for what the daemon lacks: memory, a lease, the end of a reader."""
+"""Loads of models, which wait for what the daemon lacks: memory, a lease, the end of a reader."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
 
-#: For room, once another predictor has ended for it: the daemon has to see its end.
+#: Seconds to wait for room, once another predictor has ended for it: the daemon has to see its end.
 _ROOM_S = 5.0
-#: For the readers of weights that are being evicted, which can be loaded again only after that.
+#: Seconds to wait for readers of weights that are being evicted, which can be loaded again only after that.
 _READERS_S = 10.0
 
 
@@ -28,7 +28,7 @@ async def load(
 
     Args:
         process: The predictor's.
-        message: See `worker`. Without a deadline of its own, the daemon tells at once what there is to wait for.
+        message: See `worker`. Without a deadline of its own, the daemon reports at once what there is to wait for.
         deadline_s: Of each try; the process ends if it is over.
         make_way: Ends something that holds memory or a lease; says whether there was anything.
 

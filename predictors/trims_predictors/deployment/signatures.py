@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Loaded(NamedTuple):
-    """What is known since a predictor has loaded a model.
+    """Inputs and outputs known since a predictor has loaded a model.
 
     Attributes:
         key: Of the model, for which it counts.
@@ -42,7 +42,7 @@ class _Loaded(NamedTuple):
 
 
 class Signatures:
-    """Those of all models.
+    """Inputs and outputs of all models.
 
     What a predictor said counts for the version of the manifest that it was made from, and no other. It is kept when
     the predictor ends.
@@ -90,13 +90,13 @@ class Signatures:
         return deployment.inputs or said.inputs, deployment.outputs or said.outputs
 
     def stated(self, deployment: Deployment) -> tuple[_Types, _Types]:
-        """The same, or those of the graph; each empty if none states it."""
+        """Return the stated inputs and outputs, else those of the graph; each is empty if none states it."""
         inputs, outputs = self.of(deployment)
         graph = NO_SIGNATURE if deployment.found.seen else deployment.found
         return inputs or graph.inputs, outputs or graph.outputs
 
     def described(self, deployment: Deployment) -> tuple[_Types, _Types]:
-        """The same, or what a run had; each empty if the model has not run yet."""
+        """Return the stated inputs and outputs, else those seen in a run; each is empty before a first run."""
         inputs, outputs = self.stated(deployment)
         seen, kept = self._of(deployment).seen, deployment.found
         return inputs or seen.inputs or kept.inputs, outputs or seen.outputs or kept.outputs

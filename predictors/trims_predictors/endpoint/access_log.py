@@ -27,9 +27,9 @@ REQUEST_ID = "x-request-id"
 _log = logging.getLogger(__name__)
 _GIVEN = re.compile(r"[\w.:@/+=-]{1,128}\Z", re.ASCII)
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")
-#: How the call of this task ends: one name, in a list because the task's callback sees it, too.
+#: Status of this task's call: one name, in a list because the task's callback sees it, too.
 _status: ContextVar[list[str] | None] = ContextVar("trims_grpc_status", default=None)
-#: Of a path in a line of the log.
+#: Letters of a path in a line of the log, at most.
 _MOST_LETTERS = 500
 
 
@@ -79,7 +79,7 @@ class RequestLog:
 
 
 class _Seen:
-    """What was sent in answer to a request."""
+    """Status, size and start time of the response to a request."""
 
     __slots__ = ("began_s", "nbytes", "status")
 

@@ -27,7 +27,7 @@ _WEIGHT = re.compile(r"0(\.[0-9]{0,9})?|1(\.0{0,9})?")
 
 #: Packed bytes that are read at once: what follows a member among them is copied.
 _SLICE_BYTES = 1 << 20
-#: Of one gzip body.
+#: Members of one gzip body, at most.
 _MOST_MEMBERS = 1024
 
 
@@ -159,5 +159,5 @@ def pack(body: bytes, accepted: str) -> tuple[bytes, str | None]:
 
 
 def packs(accepted: str) -> bool:
-    """Whether `pack` packs for such a client. Raises as `coding_for`."""
+    """Return whether `pack` packs for such a client. Raises as `coding_for`."""
     return coding_for(accepted) is not None

@@ -1,4 +1,4 @@
-"""What the daemon counts, for the endpoint's page of metrics: one look over the control door, kept for a moment."""
+"""Counts of the daemon for the endpoint's page of metrics: read over the control socket, and kept for a moment."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def check_repository(name: str) -> None:
 
 
 def why_no_method(method: str) -> str:
-    """Why a method over gRPC, such as `/package.Service/Method`, is not there."""
+    """Return why a method over gRPC, such as `/package.Service/Method`, is not there."""
     extension = _METHODS.get(method.removeprefix(_SERVICE))
     if extension is not None:
         return str(not_offered(extension))

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from trims_predictors.deployment.deployment import Deployment
 
 _log = logging.getLogger(__name__)
-#: Between two looks, each of which lists all models.
+#: Seconds between two looks, each of which lists all models.
 _EVERY_S = 5.0
 
 
 class HotModels:
-    """Looks again and again for as long as `run` runs.
+    """Watcher that looks for models with hot spares, again and again for as long as `run` runs.
 
     Args:
         daemon: Whose models.
         deployment: Gives the deployment of a model; raises TrimsError.
-        forget: Told a model that is not registered any more.
-        want: Told the deployment of each model that states hot spares.
+        forget: Called with a model that is not registered any more.
+        want: Called with the deployment of each model that states hot spares.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class HotModels:
         self._known: set[str] = set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Look again and again until the task is cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_EVERY_S)
 
     async def look(self) -> None:
-        """Once. A daemon that is away is asked again later, and a model that cannot be run tells its clients why."""
+        """Look once. A daemon that is away is asked again later; a model that cannot run reports why to its clients."""
         try:
             models = await self._daemon.models()
         except TrimsError as error:
@@ -69,5 +69,5 @@ class HotModels:
 def _states_hot(model: Model) -> bool:
     try:
         return bool(parse_predictor(model.manifest.get("predictor"), model.name).hot)
-    except TrimsError:  # it cannot be read, which a list of models tells
+    except TrimsError:  # it cannot be read, which a list of models reports
         return False

@@ -1,7 +1,7 @@
 """One inference request, whichever protocol it came by: its tensors, and what its parameters ask for.
 
 Parameters are those of the protocol's extensions that the endpoint offers, and its own. Any other is refused by name:
-a client that asked for something and was not told that it is missing would take a wrong answer for a right one.
+a client whose parameter was ignored without an error would take a wrong answer for a right one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Parameters = dict[str, Any]
 _OF_REQUEST = ("deadline", "keep_alive", "place", "timeout", "priority", "triton_enable_empty_final_response")
 _OF_SHARED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _OF_OUTPUT = ("classification", *_OF_SHARED)
-#: The same, over HTTP only: over gRPC all data is binary.
+#: Parameters of each part, over HTTP only: over gRPC all data is binary.
 _BINARY_OF_REQUEST, _BINARY_OF_INPUT, _BINARY_OF_OUTPUT = "binary_data_output", "binary_data_size", "binary_data"
 #: Names that the protocol reserves -> the extension that gives them a meaning.
 _RESERVED = {
@@ -50,7 +50,7 @@ class SharedRange:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a requested output is to be sent.
+    """Form in which a requested output is to be sent.
 
     Attributes:
         binary: Whether its data is binary; None for what holds for the whole answer.
@@ -85,7 +85,7 @@ class InferRequest:
 
     @property
     def place(self) -> str | None:
-        """Where its model's weights are to be; None for what the manifest says. Raises CallerError for no place."""
+        """Return the place for the model's weights; None for the manifest's. Raises CallerError for no place."""
         value = self.parameters.get("place")
         if value is None or value == ANYWHERE:
             return value
@@ -112,7 +112,7 @@ class InferRequest:
 
     @property
     def priority(self) -> int:
-        """Its priority level, 1 for the highest; 0 for the model's default. Raises CallerError."""
+        """Return the priority level, 1 for the highest; 0 for the model's default. Raises CallerError."""
         return self._count("priority", 1 << 32)
 
     def _seconds(self, name: str) -> float | None:
@@ -128,7 +128,7 @@ class InferRequest:
         return 0 if value is None else _whole(value, name, "the request", most)
 
     def chosen(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Wanted]]:
-        """Those of an answer's outputs that are wanted, and how. Raises CallerError for one that is not there."""
+        """Return the requested outputs of a response, each with its form. Raises CallerError for a missing one."""
         if self.wanted is None:
             return [(each, Wanted()) for each in outputs]
         by_name = {tensor.name: tensor for tensor in outputs}
@@ -216,7 +216,7 @@ def _wanted_outputs(named: Iterable[tuple[str, Parameters]], *, http: bool) -> d
 
 
 def binary_by_default(request: InferRequest, *, otherwise: bool) -> bool:
-    """Whether outputs are binary that do not say it themselves. Raises CallerError."""
+    """Return whether outputs are binary that do not say it themselves. Raises CallerError."""
     found = _flag(request.parameters, _BINARY_OF_REQUEST, "the request")
     return otherwise if found is None else found
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from trims.control import AsyncAdmin, Replica
 
-#: Of a load, its conversion and the turn before it.
+#: Seconds for a load, its conversion and the turn before it.
 _LOAD_S = 600.0
-#: For room, and for readers of the last image: predictors that were just told to end take moments.
+#: Seconds to wait for room, and for readers of the last image: predictors that were just asked to end take moments.
 _PATIENCE_S = 5.0
 #: The daemon serves more, and leaves the others to other programs.
 _AT_ONCE = 32
@@ -99,7 +99,7 @@ class LoadRequests:
         has_waited = False
         async with self._turns:
             while True:
-                try:  # without a deadline it goes on if it has begun, else what there is to wait for is told at once
+                try:  # without a deadline it goes on if it has begun, else the cause to wait is reported at once
                     return await load(model, place)
                 except (CapacityError, InUseError) as error:
                     if not error.retryable:

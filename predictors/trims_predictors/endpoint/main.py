@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which a connection without requests is closed. Clients that keep one for less do not meet its end.
 _KEEP_CONNECTIONS_S = 75
-#: Between the end of the pool, which fails what runs, and that of connections: the clients are told.
+#: Seconds between the end of the pool, which fails running requests, and that of connections: clients get the errors.
 _LAST_WORDS_S = 5.0
-#: Between the last connection that is accepted and the end of those that are idle.
+#: Seconds between the last connection that is accepted and the end of those that are idle.
 _LINGER_S = 0.3
 #: Read of a body that is too large, beyond what a body may have: clients that have sent it all read the answer.
 _MORE_DRAINED_BYTES = 1 << 20
@@ -104,14 +104,14 @@ async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, s
 
 
 class _Shutdown:
-    """The end of all parts. None takes requests from its beginning on, and those that run may finish.
+    """End of all parts: from its beginning on they take no requests, and those that run may finish.
 
     1. All say that they are not ready, so that no more requests are sent here. Servers go on answering that.
     2. The pool lets what runs finish.
     3. Servers close their ports, and send the answers that are left.
 
     Args:
-        pool: When the time is over it fails what still runs, so that each client is told.
+        pool: When the time is over it fails what still runs, so that each client gets an error.
         drain_s: That time.
     """
 
@@ -159,7 +159,7 @@ class _Shutdown:
         self._tasks.append(asyncio.ensure_future(self._pool.close(0.0)))
 
     async def wait(self) -> None:
-        """Until all have ended. Begins, if that has not been done."""
+        """Wait until all parts have ended. Begin their end, if that has not been done."""
         self.release()
         for task in self._tasks:  # which may grow meanwhile
             await task
@@ -295,7 +295,7 @@ def _protocol(settings: EndpointSettings) -> type[ImpatientProtocol]:
 
 
 def _connections(settings: EndpointSettings) -> tuple[int, int]:
-    """How many over HTTP and over gRPC leave enough descriptors for predictors."""
+    """Return how many connections over HTTP and over gRPC leave enough descriptors for predictors."""
     pool = settings.pool
     of_tenants = sum(pool.of_tenants.get(name, pool.predictors) for name in settings.tenants.by_name)
     most = most_connections(pool.predictors + of_tenants + pool.hot_spares)

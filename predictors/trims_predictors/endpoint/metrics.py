@@ -1,4 +1,4 @@
-"""What the endpoint tells Prometheus: counts and times of requests, and the state of its predictors.
+"""Metrics of the endpoint for Prometheus: counts and times of requests, and the state of its predictors.
 
 A registry of its own, so that two endpoints in one process would not mix. Only models that are registered become
 labels, and at most `MOST_MODELS` of them: a client that makes names up costs no memory. Not covered: the figures of the
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 MOST_MODELS = 256
 #: Stands for models that are not registered, and for those beyond the first `MOST_MODELS`.
 OTHER = "(other)"
-#: From a warm answer to a cold start that reads gigabytes.
+#: Seconds of the histograms' buckets, from a warm answer to a cold start that reads gigabytes.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Powers of ten: a model has up to twelve stages, so each bucket of theirs costs a kilobyte of every page.
 STAGE_BUCKETS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
-#: Of `Answer.stages`; without a fixed list, a predictor could make labels.
+#: Stages of `Answer.stages`; without a fixed list, a predictor could make labels.
 STAGES = (
     "queue", "process", "connect", "open", "import", "load", "input", "preprocess", "predict", "postprocess", "output",
     "run",

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _W3C = TraceContextTextMapPropagator()
 _NAME = "trims-endpoint"
-#: Of `Answer.stages`, in their order.
+#: Stages of `Answer.stages`, in their order.
 _START = ("process", "connect", "open", "import", "load")
 _RUN = ("input", "preprocess", "predict", "postprocess", "output")
 #: Seconds to send what is left when the endpoint ends.
 _FLUSH_S = 5.0
-#: Between two log lines about a collector that cannot be reached.
+#: Seconds between two log lines about a collector that cannot be reached.
 _QUIET_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class RequestSpan:
         return headers
 
     def answered(self, deployment: Deployment, answer: Answer) -> None:
-        """What came of it; told when the span ends."""
+        """Keep the answer of the request; the span reports it when it ends."""
         self._answered = deployment, answer
 
     def _tell(self, deployment: Deployment, answer: Answer) -> None:
@@ -162,7 +162,7 @@ class RequestSpan:
                 begin_ns += stages[name]
 
     def set_status(self, status: int) -> None:
-        """What HTTP has answered, if that is not told by an error."""
+        """Keep the status of the HTTP response, for a request whose error does not state it."""
         self._status = status
 
     def end(self, error: BaseException | None, outcome: Outcome, end_ns: int) -> None:
@@ -196,7 +196,7 @@ class RequestSpan:
 
 
 class Complaints(logging.Handler):
-    """What the SDK logs, as at most one line a minute of the endpoint's: a collector that is down is one trouble.
+    """Handler that passes on the SDK's log as at most one line a minute: a collector that is down is one trouble.
 
     Args:
         clock: Seconds that only grow.
@@ -218,7 +218,7 @@ class Complaints(logging.Handler):
             _log.warning("traces: %s (told once a minute)", record.getMessage())
 
     def are_recent(self) -> bool:
-        """Whether there was one within the last minute."""
+        """Return whether there was one within the last minute."""
         return self._told_s is not None and self._clock() - self._told_s < _QUIET_S
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""How requests end, in the words that the semantic conventions of OpenTelemetry have for HTTP and gRPC."""
+"""Outcomes of requests, in the words that the semantic conventions of OpenTelemetry have for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OUR_FAULTS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNA
 
 
 class Outcome(NamedTuple):
-    """How a request ended.
+    """Outcome of a request.
 
     Attributes:
         attributes: Of its span.
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def http_outcome(error: BaseException | None) -> Outcome:
-    """Of a request over HTTP that ended with this error."""
+    """Return the outcome of a request over HTTP that ended with this error."""
     if error is None:
         return Outcome({"http.response.status_code": 200}, failed=False)
     status = 500 if isinstance(error, Exception) else GONE
@@ -47,7 +47,7 @@ def http_outcome(error: BaseException | None) -> Outcome:
 
 
 def grpc_outcome(error: BaseException | None, code_of: Callable[[TrimsError], grpc.StatusCode]) -> Outcome:
-    """Of a request over gRPC that ended with this error."""
+    """Return the outcome of a request over gRPC that ended with this error."""
     if error is None:
         return Outcome({"rpc.grpc.status_code": 0}, failed=False)
     if isinstance(error, TrimsError):

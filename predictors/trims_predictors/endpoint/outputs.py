@@ -1,4 +1,4 @@
-"""What is sent of an answer: outputs as they are, their largest values as texts, or where they were written.
+"""Outputs as a response has them: as they are, their largest values as texts, or where they were written.
 
 Classification: Triton's `extension_classification.md`. An output becomes texts `VALUE:INDEX`, or
 `VALUE:INDEX:LABEL`, the largest value first, so many for each row of a batch.
@@ -45,7 +45,7 @@ class Output:
 
     @property
     def in_json(self) -> bool:
-        """Whether its values stand in the JSON of an answer over HTTP."""
+        """Return whether its values stand in the JSON of an answer over HTTP."""
         return not self.binary and self.shared is None
 
 

@@ -1,4 +1,4 @@
-"""What the web page shows: the daemon, its places, its models and their predictors, in one JSON object.
+"""Overview for the web page: the daemon, its places, its models and their predictors, in one JSON object.
 
 The daemon is looked at once for all open pages. Not covered: the page itself (`page_routes`).
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 #: The page asks every second.
 _FRESH_S = 0.9
-#: A daemon that does not answer within this is told as away.
+#: Seconds for the daemon's answer; after that it is shown as away.
 _PATIENCE_S = 1.0
 _NO_PREDICTORS = {"starting": 0, "idle": 0, "busy": 0, "queued": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one look at the daemon has found."""
+    """Result of one look at the daemon."""
 
     daemon: Mapping[str, Any]
     places: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""On whose behalf a request is answered: the operator's, or that of the tenant whose bearer token it brings."""
+"""Principals of requests: the operator, or the tenant whose bearer token a request brings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trims.tenants import Tenants
 if TYPE_CHECKING:
     from trims.tenants import Tenant
 
-#: In any case of its letters (RFC 7235).
+#: Scheme of the header, in any case of its letters (RFC 7235).
 _SCHEME = "bearer"
-#: What a tenant may ask for; everything else is the operator's.
+#: Paths that a tenant may ask for; all others are the operator's.
 _OF_TENANTS = ("/v2", "/openapi.json")
-#: Of the request that the running task answers; None for the operator.
+#: Tenant of the request that the running task answers; None for the operator.
 _caller: ContextVar[Tenant | None] = ContextVar("caller", default=None)
 
 
@@ -25,7 +25,7 @@ class UnknownCallerError(Exception):
 
 
 class Principals:
-    """Who may ask.
+    """Principals that may ask.
 
     Args:
         token: The operator's; None if requests need none.
@@ -72,5 +72,5 @@ def require_operator(what: str) -> None:
 
 
 def may_ask_for(tenant: Tenant | None, path: str) -> bool:
-    """Whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
+    """Return whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
     return tenant is None or path.startswith(_OF_TENANTS)

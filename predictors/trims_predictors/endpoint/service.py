@@ -1,4 +1,4 @@
-"""What the endpoint offers over any protocol: models, descriptions, inference, statistics, the model repository."""
+"""Service of the endpoint over any protocol: models, descriptions, inference, statistics, the model repository."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
-#: Between two questions where the daemon has its files: another one may have been started.
+#: Seconds between two questions where the daemon has its files: another one may have been started.
 _HIDE_AGAIN_S = 30.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
@@ -41,7 +41,7 @@ EXTENSIONS = (
 
 
 class Answered(NamedTuple):
-    """What came of a request.
+    """Result of a request.
 
     Attributes:
         deployment: Of the model that answered.
@@ -78,7 +78,7 @@ class Service:
         self.pool = pool
         self._deployments = Deployments(daemon, picker, pool.retire)
         pool.keep = keeping(daemon)
-        #: By tenant and model; those without a tenant are of all requests.
+        #: Statistics by tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self._look_again_s = 0.0
@@ -88,16 +88,16 @@ class Service:
         self.tracing = tracing
         self._draining = False
         self._was_ready = True
-        #: What the web page shows.
+        #: Overview that the web page shows.
         self.overview = Overview(daemon, self._trouble, self._failure)
 
     def metadata(self) -> dict[str, Any]:
-        """Of the server."""
+        """Return name, version and extensions of the server."""
         extensions = [*EXTENSIONS, *(["system_shared_memory"] if self.shared_memory.offered else [])]
         return {"name": "trims", "version": trims.__version__, "extensions": extensions}
 
     async def is_ready(self) -> bool:
-        """Whether the daemon answers and takes opens, and the endpoint takes requests."""
+        """Return whether the daemon answers and takes opens, and the endpoint takes requests."""
         try:
             self._was_ready = (await self._daemon.status()).health.status == "serving"
         except TrimsError:
@@ -106,7 +106,7 @@ class Service:
 
     @property
     def was_ready(self) -> bool:
-        """What was found last, for those who must not wait for the daemon."""
+        """Return the readiness that was found last, for callers that must not wait for the daemon."""
         return self._was_ready and not self._draining
 
     def drain(self) -> None:
@@ -114,7 +114,7 @@ class Service:
         self._draining = True
 
     async def models(self) -> list[Model]:
-        """All registered models; for a tenant those that it may open."""
+        """Return all registered models; for a tenant those that it may open."""
         tenant = caller()
         return [each for each in await self._daemon.models() if tenant is None or tenant.may_open(each.name)]
 
@@ -148,7 +148,7 @@ class Service:
         return deployment if tenant is None else deployment.for_tenant(tenant.name)
 
     async def metrics_page(self) -> bytes:
-        """What is counted, for Prometheus; with the daemon's figures if it answers soon."""
+        """Return the page of metrics for Prometheus, with the daemon's figures if it answers soon."""
         found = list(figures(await self._figures.look()))
         # In a thread, because many models make it long; what it reads of the pool is a copy.
         return await asyncio.to_thread(self.metrics.page, self.pool.report(), found)
@@ -169,7 +169,7 @@ class Service:
         binary: bool = False,
         span: RequestSpan | None = None,
     ) -> Answered:
-        """Answer one request, count it, and tell its span; see `WorkerPool.infer`.
+        """Answer one request, count it, and add it to its span; see `WorkerPool.infer`.
 
         Args:
             model: As registered.
@@ -224,7 +224,7 @@ class Service:
         return deployment, answer
 
     def _statistics_of(self, model: str) -> list[ModelStatistics]:
-        """What counts a request: the model's statistics, and for a tenant its own as well."""
+        """Return the counters of a request: the model's statistics, and for a tenant its own as well."""
         tenant = caller()
         names = ["", *([] if tenant is None else [tenant.name])]
         return [self._statistics.setdefault((name, model), ModelStatistics()) for name in names]
@@ -260,7 +260,7 @@ class Service:
         return "the endpoint is ending" if self._draining else self.pool.failures.reason(deployment)
 
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
-        """As Triton's model configuration: load generators ask for it before they begin."""
+        """Return Triton's configuration of a model, which load generators ask for before they begin."""
         deployment = await self.deployment(model, version)
         inputs, outputs = self.pool.signatures.described(deployment)
         skipped = 1 if deployment.batch else 0
@@ -277,7 +277,7 @@ class Service:
         }
 
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Of one model, or of all that were asked for; for a tenant those of its own requests."""
+        """Return the statistics of one model, or of all that requests named; a tenant gets those of its requests."""
         tenant = caller()
         whose = "" if tenant is None else tenant.name
         if model:
@@ -310,7 +310,7 @@ class Service:
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
 
     def _trouble(self, model: Model) -> str:
-        """Why nothing can run a model; empty if something can. Reads files; call it from a worker."""
+        """Return why nothing can run a model; empty if something can. Reads files; call it from a worker."""
         try:
             self._deployments.make(model)
         except TrimsError as error:
@@ -318,7 +318,7 @@ class Service:
         return ""
 
     def _failure(self, model: Model) -> str:
-        """Why a model that something can run could not be loaded last; empty if nothing is known. For a worker, too."""
+        """Return why a runnable model could not be loaded last; empty if nothing is known. For a worker, too."""
         try:
             return self.pool.failures.reason(self._deployments.make(model))
         except TrimsError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """Of one endpoint.
+    """Settings of one endpoint.
 
     Attributes:
         pool: Of its predictors.
@@ -81,7 +81,7 @@ class EndpointSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Of names only `localhost` is."""
+    """Return whether only this machine reaches an address. Of names only `localhost` is."""
     if host == "localhost":
         return True
     try:

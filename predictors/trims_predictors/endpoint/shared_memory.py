@@ -304,7 +304,7 @@ def _open(key: str, region: str) -> tuple[int, tuple[int, int], int]:
 
 
 def _read(fd: int, offset: int, nbytes: int) -> memoryview:
-    """So many bytes, or fewer where the file ends."""
+    """Read so many bytes, or fewer where the file ends."""
     if offset + nbytes > os.fstat(fd).st_size:  # before memory is taken for it
         return memoryview(b"")
     data = memoryview(bytearray(nbytes))

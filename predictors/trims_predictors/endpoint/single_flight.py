@@ -29,7 +29,7 @@ class SingleFlight(Generic[_Found]):
         self._looked_s = 0.0
 
     async def look(self) -> _Found | None:
-        """What was found, at most `fresh_s` old when asked for; None if the look takes too long."""
+        """Return the last result, at most `fresh_s` old when asked for; None if the look takes too long."""
         looking = self._looking
         if looking is None or (looking.done() and time.monotonic() - self._looked_s > self._fresh_s):
             looking = self._looking = asyncio.ensure_future(self._ask())

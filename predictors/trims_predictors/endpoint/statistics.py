@@ -1,4 +1,4 @@
-"""What the endpoint counts of each model, in the shape of Triton's statistics extension."""
+"""Counts of each model at the endpoint, in the shape of Triton's statistics extension."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Of one model since the endpoint began.
+    """Counts of one model since the endpoint began.
 
     Attributes:
         inferences: Rows answered, or requests of models without batches.
@@ -86,7 +86,7 @@ class ModelStatistics:
         self.sums.setdefault(name, _Sum()).add(seconds)
 
     def told(self, name: str, version: str) -> dict[str, Any]:
-        """As the extension says; `cold_count` is ours."""
+        """Return the counts in the shape of the extension; `cold_count` is ours."""
         names = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
         return {
             "name": name,

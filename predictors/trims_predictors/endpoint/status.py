@@ -34,7 +34,7 @@ _STATUS: tuple[tuple[type[TrimsError], int], ...] = (
     (BrokenWeightsError, 500),
     (TrimsError, 500),
 )
-#: Of a 503: a run is over by then, more often than not.
+#: Seconds in the Retry-After of a 503: a run is over by then, more often than not.
 RETRY_AFTER_S = 1
 
 

@@ -1,7 +1,7 @@
 """Requests as spans of OpenTelemetry, if its environment variables ask for it; else each request costs one check.
 
 Nothing of OpenTelemetry is imported here. `otlp` has the spans and their export; here is what asks for them, and what
-HTTP and gRPC tell of a request in the words of the semantic conventions.
+HTTP and gRPC report of a request in the words of the semantic conventions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's variables ask for traces. Raises ConfigError if they ask for what is not offered."""
+    """Return whether OpenTelemetry's variables ask for traces. Raises ConfigError if what they ask is not offered."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     asked = environment.get("OTEL_TRACES_EXPORTER", "").strip()
@@ -51,7 +51,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """What makes spans of requests; None if it is not wanted.
+    """Return the maker of requests' spans; None if no traces are wanted.
 
     Raises ConfigError if packages are missing, or if a variable has a value that the SDK refuses.
     """

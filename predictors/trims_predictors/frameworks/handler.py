@@ -61,7 +61,7 @@ class HandlerPredictor:
 
 
 def _set_threads(threads: int) -> None:
-    """As many as the manifest says: templates are started with one."""
+    """Set the number of threads that the manifest says: templates are started with one."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads)
     if "mxnet" in sys.modules:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trims_predictors.api import Arrays, Context
 
 _log = logging.getLogger(__name__)
-#: What ONNX Runtime calls the data types of the protocol.
+#: Data types of the protocol, by ONNX Runtime's names.
 _DTYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -105,11 +105,11 @@ class OnnxPredictor:
         return self.predict(inputs) if self._session.pack() in ("packed", "private") else outputs
 
     def inputs(self) -> list[TensorType]:
-        """Of the graph."""
+        """Return the inputs of the graph."""
         return [_type(each) for each in self._session.get_inputs()]
 
     def outputs(self) -> list[TensorType]:
-        """Of the graph, without those that are left out."""
+        """Return the outputs of the graph, without those of types that cannot be sent."""
         return [_type(each) for each in self._session.get_outputs() if _can_be_sent(each.type)]
 
     def unload(self) -> None:

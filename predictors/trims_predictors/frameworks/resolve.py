@@ -1,4 +1,4 @@
-"""From what a manifest or a command names to the predictor: a class, an entry point, a function, or a handler."""
+"""Predictors by the name in a manifest or a command: a class, an entry point, a function, or a handler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
-#: How a deployment names a predictor.
+#: Kinds of names by which a deployment names a predictor.
 CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
 
 
@@ -51,7 +51,7 @@ def make(call: str, how: str, folder: str) -> Predictor:
 
 
 def imported(call: str, folder: str, what: str) -> Any:
-    """What `package.module:name` names; the module may lie in the folder.
+    """Import the object that `package.module:name` names; the module may lie in the folder.
 
     Raises NotSupportedError if it is not there, and what else the module's code raises.
     """
@@ -91,7 +91,7 @@ def _no_bytecode(*, unless: bool = False) -> Iterator[None]:
 
 
 def from_file(call: str) -> Any:
-    """What `path/of/file.py:name` names. Other modules of its folder can be imported, too.
+    """Import the object that `path/of/file.py:name` names. Other modules of its folder can be imported, too.
 
     Raises what the file's code raises, and NotSupportedError if it has no such name, or that of another module.
     """

@@ -1,4 +1,4 @@
-"""What a predictor's process, or its template, does with the frameworks that it has imported.
+"""Steps of a worker's process, or its template, on the frameworks that it has imported.
 
 Standard library only: frameworks, and our code for them, are imported where one is among the modules.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def are_among(modules: Iterable[str]) -> bool:
-    """Whether predictors that start with these modules compute with a framework."""
+    """Return whether predictors that start with these modules compute with a framework."""
     return not WARM_UPS.keys().isdisjoint(modules)
 
 

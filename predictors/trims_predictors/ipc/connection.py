@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """Tells `heard` each message with its descriptors, which `heard` must close, and `lost` once when it is over.
+    """Connection that passes each message and its descriptors to `heard`, which must close them.
 
-    A peer that sends what is no message is lost, too: its socket is closed.
+    Calls `lost` once when the connection is over. A peer that sends what is no message is lost, too: its socket is
+    closed.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Peer:
             self._lost(why)
 
     def close(self) -> None:
-        """Let go of the other side; `lost` is not told. Idempotent."""
+        """Close the socket without a call of `lost`. Idempotent."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._sock)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trims.wire.frames import Message
 
-#: Of one packet. The kernel's buffers hold more.
+#: Bytes of one packet, at most. The kernel's buffers hold more.
 MOST_BYTES = 96 << 10
 _MOST_DESCRIPTORS = 4
 _INT = array("i")

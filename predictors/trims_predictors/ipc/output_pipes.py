@@ -1,4 +1,4 @@
-"""What predictors print: passed on line by line, each with its process, and no more than a log can take.
+"""Output of predictors: passed on line by line, each with its process, and no more than a log can take.
 
 Each process prints to a pipe of its own. A predictor that prints without end is slowed down by its own pipe, most of
 its lines are left out, and one line says how many. Characters that would move a terminal's cursor are replaced.
@@ -21,10 +21,10 @@ from trims.logs import printed_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: What a process may print at once, and in each second after that.
+#: Bytes that a process may print at once, and in each second after that.
 BURST_BYTES = 64 << 10
 BYTES_PER_S = 16 << 10
-#: Longer lines are cut into pieces.
+#: Bytes of a line, at most; longer lines are cut into pieces.
 LINE_BYTES = 4096
 #: Bytes that wait for a log whose reader is slow; more is left out.
 WAITING_BYTES = 1 << 20
@@ -37,7 +37,7 @@ _READ_BYTES = 64 << 10
 
 
 class Output:
-    """What one process prints, until it and all that it started have ended.
+    """Output of one process, until it and all that it started have ended.
 
     Args:
         whose: What stands before each line; empty to pass on all lines as they are.
@@ -167,7 +167,7 @@ class Output:
             self._left_out = 0
 
     def close(self) -> None:
-        """Tell what is there, and let go of the pipe. Idempotent."""
+        """Pass on what is in the pipe, and close it. Idempotent."""
         self.given()
         if self._read_fd < 0:
             return

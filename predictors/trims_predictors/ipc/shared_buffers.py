@@ -1,8 +1,8 @@
 """Arenas: shared memory in which the tensors of one request, or one answer, travel to another process without a pipe.
 
-One side owns an arena, writes into it and tells the other where; the other maps it. An arena holds one message at a
-time: the owner writes the next one only after the last was answered. It is a memfd that may not shrink, so a peer that
-cuts it cannot end its reader by SIGBUS; the reader checks that.
+One side owns an arena, writes into it and sends the other its address; the other maps it. An arena holds one message at
+a time: the owner writes the next one only after the last was answered. It is a memfd that may not shrink, so a peer
+that cuts it cannot end its reader by SIGBUS; the reader checks that.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def join(requests: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def split(outputs: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
-    """Each request's part of an answer. Raises PredictorError if an output has another number of rows."""
+    """Split an answer into each request's part. Raises PredictorError if an output has another number of rows."""
     if len(rows) == 1:
         return [list(outputs)]
     answers: list[list[Tensor]] = [[] for _ in rows]
@@ -64,7 +64,7 @@ def _parts(output: Tensor, rows: Sequence[int]) -> list[Tensor]:
 
 
 def _row_ends(output: Tensor) -> list[int]:
-    """Where each row begins, and where the last one ends, in bytes."""
+    """Return where each row begins, and where the last one ends, in bytes."""
     rows = output.shape[0]
     if output.dtype != "BYTES":
         each = output.nbytes // rows

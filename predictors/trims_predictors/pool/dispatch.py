@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What one client wants.
+    """Request of one client.
 
     Attributes:
         deployment: Of the model.
@@ -45,7 +45,7 @@ class Request:
         begin_run: Called when a predictor begins to answer it.
         wanted: Names of the outputs that it asks for; empty for all.
         only_load: It wants a predictor that has loaded the model, and no run.
-        id: What the log calls it.
+        id: Name of the request in the log.
     """
 
     deployment: Deployment
@@ -104,13 +104,13 @@ class Running:
 
 
 class Runs:
-    """Has predictors answer jobs, whose payloads are requests.
+    """Dispatcher that has predictors answer jobs, whose payloads are requests.
 
     Args:
         settings: Of the pool.
         computing: Which predictors compute now, and share the processors.
-        ran: Told of each run: the deployment, the predictor's answer and how long it took, in seconds.
-        fail: Tells a job's client of an error.
+        ran: Called for each run with the deployment, the predictor's answer and how long it took, in seconds.
+        fail: Reports an error to a job's client.
         saw: Called for each run, with the deployment, the inputs of a request, and the outputs if all are wanted.
     """
 

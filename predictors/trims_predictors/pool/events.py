@@ -1,4 +1,4 @@
-"""What a schedule is asked and what it decides: jobs, the limits of their deployments, and the steps to carry out."""
+"""Questions to a schedule and its decisions: jobs, the limits of their deployments, and the steps to carry out."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Tell the job's client."""
+    """Report an error to the job's client."""
 
     job: Job
     error: TrimsError

@@ -1,4 +1,4 @@
-"""The pool: predictors of all models. Carries out what `scheduler` and `slots` decide and tells them what came of it.
+"""Worker pool: predictors of all models. Carries out what `scheduler` and `slots` decide and reports results to them.
 
 One event loop, no threads of its own. A request waits in its model's key, is answered by a predictor in one run, alone
 or in a batch, and learns which stages took how long. Not covered: what a model is (`deployments`), and protocols.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trims_predictors.tensors import Tensor
 
 _log = logging.getLogger(__name__)
-#: After an answer the same client often asks again.
+#: Seconds after an answer, in which the same client often asks again.
 _AFTERWARDS_S = 0.2
 #: Level of orders to load: before every level that a request can have.
 _FIRST = -1
@@ -82,7 +82,7 @@ class WorkerPool:
         self.signatures = Signatures()
         #: Keeps what the first run of a model had beyond the life of this pool.
         self.keep: Keep | None = None
-        #: Why models could not be loaded.
+        #: Reasons why models could not be loaded.
         self.failures = Failures()
         self._background = Background("the pool")
         self._loop = asyncio.get_running_loop()
@@ -238,7 +238,7 @@ class WorkerPool:
             self._do(self._slots.retire(each))
 
     def state(self, key: DeploymentKey) -> dict[str, int]:
-        """How many of a deployment's predictors are in each state, and how many requests wait."""
+        """Return how many of a deployment's predictors are in each state, and how many requests wait."""
         return self._slots.counts(key)
 
     def report(self) -> dict[str, Any]:
@@ -356,9 +356,10 @@ class WorkerPool:
         self._do(self._slots.failed(predictor, error))
 
     def _learn_failure(self, predictor: int, deployment: Deployment, error: TrimsError) -> None:
-        """Keep why a predictor could not load its model, before its clients are told; see `Failures.learn`.
+        """Keep why a predictor could not load its model, before its clients get the error; see `Failures.learn`.
 
-        Not of one that was told to end meanwhile. Nor while another one has loaded the model, which shows that it runs.
+        Not for a predictor that was asked to end meanwhile. Nor while another one has loaded the model, which shows
+        that the model runs.
         """
         loaded = self._slots.counts(deployment.key)
         if self._slots.is_starting(predictor) and not (self._killing or loaded["idle"] or loaded["busy"]):
@@ -376,7 +377,7 @@ class WorkerPool:
         for job in jobs:
             del self._runs[job]
         running.keep_alive_s = jobs[-1].payload.keep_alive_s
-        if not running.process.dying:  # else its end will be told
+        if not running.process.dying:  # else its end is reported later
             self._do(self._slots.done(predictor))
             self._watch_idle(predictor)
         self._warm_pool.tend(running.deployment.environment)
@@ -398,7 +399,7 @@ class WorkerPool:
         self._learn_failure(
             predictor, running.deployment, PredictorError(f"{running.deployment.model}: its predictor ended: {why}")
         )
-        # After the task that waits for its answer has told the clients, which knows more.
+        # After the task that waits for its answer has reported to the clients, which knows more.
         self._loop.call_soon(self._forget, predictor, running.deployment.key, why)
 
     def _forget(self, predictor: int, key: DeploymentKey, why: str) -> None:
@@ -461,5 +462,5 @@ class WorkerPool:
         self._launcher.close()
 
     def _is_busy(self) -> bool:
-        """Whether a request waits or runs, or has just been answered."""
+        """Return whether a request waits or runs, or has just been answered."""
         return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S

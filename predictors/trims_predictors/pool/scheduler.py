@@ -1,4 +1,4 @@
-"""Which predictor answers which request, and which predictors there are: pure decisions, no clock, no process.
+"""Scheduler of requests and predictors: who answers which, and which predictors there are. No clock, no process.
 
 Every event returns the steps that the pool carries out; each step's outcome comes back as an event. Requests wait in
 the *queue* of their deployment. A queue has up to `instances` predictors, all queues together `most` slots. If no slot
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Of a predictor. Its slot is free once it has ended, not before."""
+    """State of a predictor. The slot is free once the predictor has ended, not before."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -138,7 +138,7 @@ class Schedule:
         return self._released(predictor, found)
 
     def done(self, predictor: int) -> list[Step]:
-        """A predictor has answered its run; each of the jobs has been told."""
+        """Note that a predictor has answered its run and each client has its answer. Return the next steps."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.BUSY:
             return []
@@ -176,7 +176,7 @@ class Schedule:
         return steps + self._settle(queue)
 
     def lost(self, predictor: int) -> list[Step]:
-        """An idle predictor's process is going, so it gets no more requests. Its end is told later."""
+        """Give an idle predictor whose process is ending no more requests. Its end is reported later."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.IDLE:
             return []
@@ -213,17 +213,17 @@ class Schedule:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def is_starting(self, predictor: int) -> bool:
-        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        """Return whether a predictor is loading its model: it has neither loaded it nor been asked to end."""
         found = self._predictors.get(predictor)
         return found is not None and found.state is State.STARTING
 
     def idles(self, predictor: int) -> int | None:
-        """Which idle time a predictor is in; None if it is not idle."""
+        """Return the number of a predictor's idle time; None if it is not idle."""
         found = self._predictors.get(predictor)
         return found.idles if found is not None and found.state is State.IDLE else None
 
     def counts(self, key: DeploymentKey) -> dict[str, int]:
-        """How many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
+        """Return how many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
         queue = self._queues.get(key)
         if queue is None:
             return {"queued": 0, "starting": 0, "idle": 0, "busy": 0}
@@ -343,7 +343,7 @@ class Schedule:
         return steps
 
     def _settle(self, queue: _Queue) -> list[Step]:
-        """After something left the queue: it may want less, or nothing at all."""
+        """Return the steps after something left the queue, and forget a queue without jobs and predictors."""
         steps = self._grow(queue)
         if not (queue.jobs or queue.serving):
             self._wanting.pop(queue, None)

@@ -101,17 +101,17 @@ class Slots:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def is_starting(self, predictor: int) -> bool:
-        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        """Return whether a predictor is loading its model: it has neither loaded it nor been asked to end."""
         schedule = self._by_predictor.get(predictor)
         return schedule is not None and schedule.is_starting(predictor)
 
     def idles(self, predictor: int) -> int | None:
-        """Which idle time a predictor is in; None if it is not idle."""
+        """Return the number of a predictor's idle time; None if it is not idle."""
         schedule = self._by_predictor.get(predictor)
         return None if schedule is None else schedule.idles(predictor)
 
     def counts(self, key: DeploymentKey) -> dict[str, int]:
-        """How many of a deployment's predictors are in each state, and how many requests wait."""
+        """Return how many of a deployment's predictors are in each state, and how many requests wait."""
         return self._of(key).counts(key)
 
     def validate(self) -> None:

@@ -32,7 +32,7 @@ _SCOPES_SINCE, _SCOPES = 6, 0b11
 
 
 def version() -> int:
-    """Of this kernel's Landlock; 0 without."""
+    """Return the version of this kernel's Landlock; 0 without it."""
     found = _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
     return max(0, int(found))
 

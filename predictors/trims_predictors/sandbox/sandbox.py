@@ -1,4 +1,4 @@
-"""How far predictors are kept apart from the machine, in one of three levels.
+"""Sandbox that keeps predictors apart from the machine, in one of three levels.
 
 1. `process`: a process of its own, in a process group of its own, with the rights of the user who runs the endpoint.
 2. `user:NAME`: the same with the rights of another user. Only root can start such.
@@ -62,7 +62,7 @@ class Isolation:
         return "/dev" if self.level == NAMESPACES else ""
 
     def report(self) -> dict[str, str]:
-        """For operators."""
+        """Return the level, and why it is no higher one, for operators."""
         return {"level": self.level, "why_not_more": self.why_not_more}
 
     def identities(self, runtime_dir: str) -> tuple[tuple[int, int], ...]:
@@ -170,7 +170,7 @@ def choose(level: str, hidden: Sequence[str] = ()) -> Isolation:
 
 
 def why_no_namespaces() -> str:
-    """Why namespaces cannot be made here, with the remedy; empty if they can. Takes some milliseconds."""
+    """Return why namespaces cannot be made here, with the remedy; empty if they can. Takes some milliseconds."""
     if shutil.which(_PROGRAM) is None:
         return "bwrap is not installed (Debian, Fedora: the package bubblewrap)"
     with tempfile.TemporaryDirectory(prefix="trims-probe-") as folder:
@@ -209,6 +209,6 @@ def _entry_of(name: str) -> pwd.struct_passwd:
 
 
 def _graphics_devices() -> list[str]:
-    """What a process needs of /dev to use NVIDIA's GPUs."""
+    """Return the paths in /dev that a process needs to use NVIDIA's GPUs."""
     with os.scandir("/dev") as entries:
         return sorted(entry.path for entry in entries if entry.name.startswith("nvidia"))

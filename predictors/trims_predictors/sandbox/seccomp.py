@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[int, int]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
 }  # fmt: skip
-#: The same for calls that do nothing. A path may lead to a file that another process has opened for this one.
+#: Calls that do nothing and report success. A path may lead to a file that another process opened for this one.
 IGNORED: dict[str, tuple[int, int]] = {
     "chmod": (90, -1), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88),
@@ -50,7 +50,7 @@ CALLER_ONLY: dict[str, tuple[int, int]] = {
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
     "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239), "get_robust_list": (274, 100),
 }  # fmt: skip
-#: The same with the new limits as third argument: a process that only reads limits passes none.
+#: Call whose first argument must be 0, and that has new limits as third one: a process that reads limits passes none.
 _PRLIMIT = (302, 261)
 #: Calls with the kind of the second argument as first one, and the first kind that names a user: all its processes.
 OF_KINDS: dict[str, tuple[tuple[int, int], int]] = {"setpriority": ((141, 140), 2), "ioprio_set": ((251, 30), 3)}
@@ -59,7 +59,7 @@ ALL_BUT: dict[str, tuple[tuple[int, int], int]] = {"kill": ((62, 129), 0xFFFF_FF
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 #: Flags of `clone` that make namespaces.
 _NEW_NAMESPACES = 0x7E02_0000
-#: By machine: column of the numbers, and what the kernel calls the architecture (AUDIT_ARCH).
+#: Machine -> column of the numbers, and the kernel's name for the architecture (AUDIT_ARCH).
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 #: Calls of the x32 interface have the numbers of others with this bit.
 _X32 = 0x4000_0000

@@ -1,4 +1,4 @@
-"""What all steps share: their operations, their refusals, and images of different sizes in one tensor.
+"""Base of all steps: their operations, their refusals, and images of different sizes in one tensor.
 
 Images that lie *apart* are an array [n] of objects, each one image [height, width, channels]: one tensor cannot hold
 images of different sizes. Steps that give all images one size put them together again as [n, height, width, channels].
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Array = np.ndarray[Any, Any]
-#: From the tensors that a step reads to those that it writes, in the manifest's order.
+#: Function from the tensors that a step reads to those that it writes, in the manifest's order.
 Operation = Callable[..., "tuple[Array, ...]"]
 #: Makes a step's operation from its fields and the manifest's folder.
 Builder = Callable[[Mapping[str, Any], str], Operation]
@@ -41,7 +41,7 @@ def numbers(array: Array) -> Array:
 
 
 def is_apart(array: Array) -> bool:
-    """Whether it has images that lie apart."""
+    """Return whether it has images that lie apart."""
     return array.dtype == object and array.ndim == 1 and all(isinstance(each, np.ndarray) for each in array)
 
 

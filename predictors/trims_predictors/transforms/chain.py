@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trims_predictors.transforms.base import Array, Builder
 
     Data = Mapping[str, Array]
-    #: From the tensors, and those that the predictor was given, to the tensors for the next step.
+    #: Function from the tensors, and those that the predictor was given, to the tensors for the next step.
     _Work = Callable[[Data, Data], dict[str, Array]]
 
 BUILDERS: Mapping[str, Builder] = {
@@ -80,7 +80,7 @@ class Chain:
         return {name: self._finished(name, array) for name, array in data.items()}
 
     def _finished(self, name: str, array: Array) -> Array:
-        """In the form that frameworks take: images together, rows in order."""
+        """Return an array in the form that frameworks take: images together, rows in order."""
         try:
             check_is_array(name, array)
         except CallerError as error:

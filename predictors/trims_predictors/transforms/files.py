@@ -1,4 +1,4 @@
-"""Where the files of steps lie: beside the manifest, or inside an installed package."""
+"""Files of steps: beside the manifest, or inside an installed package."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MODULES = "trims_step_"
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a function of a step is told beside the tensors.
+    """Facts that a function of a step gets beside the tensors.
 
     Attributes:
         model: Name of the model.
@@ -107,7 +107,7 @@ def call(function: Callable[..., Any], label: str, context: StepContext, data: M
 
 
 def _returned(name: str, value: Any) -> Array:
-    """As an array. Raises CallerError if it can be no tensor, which here is the fault of the function."""
+    """Return the value as an array. Raises CallerError if it can be no tensor: a fault of the function."""
     check_name(name)
     if isinstance(value, np.ndarray):
         check_array(name, value)  # before the mask is lost

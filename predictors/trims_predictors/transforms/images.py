@@ -25,9 +25,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _PLUGINS = ("JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin", "GifImagePlugin", "BmpImagePlugin")
 #: Modes of 8 bits a channel; others lose what they hold when they are converted.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-#: How Pillow names the bytes that it was given: of no use to a client.
+#: Name that Pillow gives the bytes that it reads: of no use to a client.
 _OBJECT = re.compile(r"\s*<[^<>]* object at 0x[0-9a-fA-F]+>")
-#: Of one resized image: a picture of 1 x 1,000,000 pixels would fill the memory.
+#: Pixels of one resized image, at most: a picture of 1 x 1,000,000 pixels would fill the memory.
 _MOST_PIXELS = 1 << 26
 
 

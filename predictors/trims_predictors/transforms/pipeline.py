@@ -1,4 +1,4 @@
-"""What answers a request in a predictor's process: the model's predictor, and the steps of its manifest around it."""
+"""Pipeline that answers a request in a predictor's process: the predictor, and its manifest's steps around it."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ class Pipeline:
         self._preprocess = preprocess
         self._postprocess = postprocess
         self._context = context
-        #: What an answer has after `postprocess`; empty for all that there is.
+        #: Names of the outputs that an answer has after `postprocess`; empty for all that there are.
         self._answers = frozenset(each.name for each in context.outputs)
         self.given: tuple[TensorType, ...] = ()
 
     def load(self, weights: Weights) -> None:
-        """Make the predictor ready. It is told no tensors that steps change."""
+        """Make the predictor ready. The context that it gets has no tensors that steps change."""
         stated = self._context
         inputs, outputs = () if self._preprocess else stated.inputs, () if self._postprocess else stated.outputs
         with parent_only():
             self._predictor.load(weights, replace(stated, inputs=inputs, outputs=outputs))
 
     def inputs(self) -> list[Message]:
-        """Of a request, as messages tell them; empty if neither manifest nor predictor states them."""
+        """Return descriptions of a request's inputs; empty if neither manifest nor predictor states them."""
         return _described(self._predictor, "inputs", self._context.inputs, bool(self._preprocess))
 
     def outputs(self) -> list[Message]:
-        """The same of an answer."""
+        """Return descriptions of an answer's outputs; empty if neither manifest nor predictor states them."""
         return _described(self._predictor, "outputs", self._context.outputs, bool(self._postprocess))
 
     def run(self, inputs: Arrays, stages: Stages, wanted: Sequence[str] = ()) -> Arrays:
@@ -103,14 +103,14 @@ class Pipeline:
         return _only(told, wanted)
 
     def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
-        """What the predictor returns; steps after it may read any output."""
+        """Run the predictor, for the wanted outputs only if no steps follow: a step may read any output."""
         only = None if self._postprocess or not wanted else getattr(self._predictor, "predict_only", None)
         with parent_only():
             found: Arrays = self._predictor.predict(inputs) if only is None else only(inputs, wanted)
         return found
 
     def rehearse(self, given: Sequence[TensorType]) -> Arrays:
-        """What the predictor does with zeros of these shapes; nothing if it cannot rehearse."""
+        """Rehearse the predictor with zeros of these shapes and return its outputs; none if it cannot rehearse."""
         import numpy as np
 
         rehearse = getattr(self._predictor, "rehearse", None)
@@ -145,7 +145,7 @@ def pipeline_of(message: Message, context: Context) -> Pipeline:
 
 
 def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:
-    """Those that are wanted; all if one is not there, because the error for that names what there is."""
+    """Return the wanted outputs; all if one is missing, because the error for that names those that there are."""
     return {name: outputs[name] for name in wanted} if wanted and outputs.keys() >= set(wanted) else outputs
 
 
@@ -155,13 +155,13 @@ def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
         return ()
     try:
         found = tuple(TensorType(name, dtype_name(name, each.dtype), each.shape) for name, each in inputs.items())
-    except CallerError:  # a step made what no message tells
+    except CallerError:  # a step made an array that no message can describe
         return ()
     return () if any(each.dtype == "BYTES" for each in found) else found
 
 
 def _checked(outputs: Arrays) -> Arrays:
-    """What a predictor returned. Raises PredictorError for names and arrays that no step and no answer may have."""
+    """Return a predictor's outputs. Raises PredictorError for names and arrays that no step and no answer may have."""
     if not isinstance(outputs, Mapping):
         what = "nothing" if outputs is None else f"a value of the type {type(outputs).__name__}"
         raise PredictorError(f"`predict` returned {what}; it must return a dict of output name -> array")
@@ -175,7 +175,7 @@ def _checked(outputs: Arrays) -> Arrays:
 
 
 def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...], has_steps: bool) -> list[Message]:
-    """What the manifest states, else what the predictor tells, whose tensors are a request's only without steps."""
+    """Describe the tensors that the manifest states, else the predictor's own, if no steps change them."""
     tell = None if has_steps else getattr(predictor, which, None)
     found = stated or (tuple(tell()) if callable(tell) else ())
     described = describe(found)

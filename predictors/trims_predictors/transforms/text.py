@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.transforms.base import Array, Operation
 
-#: What the manifest calls the outputs -> what the library calls them.
+#: Names of the outputs in the manifest -> their names in the library.
 _PARTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 #: Names that padding has in tokenizers which do not say theirs.
 

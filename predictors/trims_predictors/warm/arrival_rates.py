@@ -1,4 +1,4 @@
-"""Which models are in steady demand of new predictors: pure decisions, the caller brings the clock.
+"""Arrival rates, by which models are in steady demand of new predictors: pure decisions, the caller brings the clock.
 
 Each start of a predictor counts one, and each count halves every `HALF_LIFE_S` seconds. A model becomes hot at `ENTER`:
 three starts within about two minutes. It stays hot until its count falls below `STAY`, so a model whose requests come a
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HALF_LIFE_S = 120.0
 ENTER, STAY, MOST = 2.9, 1.0, 8.0
-#: By how much another model's count has to be larger to take a hot model's place.
+#: Factor by which another model's count has to be larger to take a hot model's place.
 _ADVANTAGE = 2.0
 #: Below this a model counts as never seen.
 _NOTHING = 0.01
@@ -41,7 +41,7 @@ class Demand:
         return count * math.pow(0.5, max(0.0, now_s - at_s) / HALF_LIFE_S)
 
     def choose(self, stated: Mapping[str, int | None], most: int, now_s: float) -> dict[str, int]:
-        """How many hot spares each model shall have; models without any are left out.
+        """Return how many hot spares each model shall have; models without any are left out.
 
         Args:
             stated: Models that may have some -> how many their manifests state; None for by demand.
@@ -64,7 +64,7 @@ class Demand:
 
 
 def _shared_out(wanted: Mapping[str, int], most: int) -> dict[str, int]:
-    """As many as there may be: one for each model by name, then the rest by name."""
+    """Share out `most` hot spares: one for each model by name, then the rest by name."""
     chosen = dict.fromkeys(sorted(wanted)[:most], 1)
     for model in chosen:
         chosen[model] += min(wanted[model] - 1, most - sum(chosen.values()))

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from trims_predictors.warm.warm_pool import WarmPool
 
 _log = logging.getLogger(__name__)
-#: For the daemon and the process together, to give a lease back.
+#: Seconds for the daemon and the process together, to give a lease back.
 _PARK_S = 10.0
 #: Lines of which the image is remembered.
 _MOST_IMAGES = 4096
-#: Between two looks whether models have cooled.
+#: Seconds between two looks whether models have cooled.
 _LOOK_S = 10.0
-#: How the end of a process is told that has read what is parked.
+#: Signals that end a process which has read what is parked.
 _OF_READING = ("SIGSEGV", "SIGBUS")
 
 
@@ -150,7 +150,7 @@ class HotSpares:
         try:
             wake = {"op": "wake", "deadline_s": None}  # a new predictor waits for what this one lacks
             woken = await process.ask(wake, deadline_s=self._settings.load_deadline_s)
-        except TrimsError as error:  # a new predictor meets the same, and tells the client
+        except TrimsError as error:  # a new predictor meets the same, and its client gets the error
             self._end(process, f"it could not wake: {error}")
             return None
         if not woken["same"]:
@@ -202,7 +202,7 @@ class HotSpares:
             self._drop(hot)
 
     def report(self) -> dict[str, int]:
-        """How many hot spares wait for each model."""
+        """Return how many hot spares wait for each model."""
         found: dict[str, int] = {}
         for hot in self._waiting:
             found[hot.deployment.subject] = found.get(hot.deployment.subject, 0) + 1
@@ -338,7 +338,7 @@ class HotSpares:
             self._background.start(hot.process.end())
 
     def _gone(self, hot: _HotSpare) -> None:
-        """Its process ends: by itself, for its memory, or because it was used."""
+        """Note that the process of a hot spare ends: by itself, for its memory, or because it was used."""
         if hot in self._waiting:
             self._waiting.remove(hot)
             self._failed.add(

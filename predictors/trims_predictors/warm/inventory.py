@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Inventory:
-    """What there is, by environment.
+    """Inventory of templates, spares and hot spares, by environment.
 
     Attributes:
         templates: Those that serve. One that is lost stays here until another takes its place.
@@ -40,9 +40,9 @@ class Inventory:
         self.hot: dict[Environment, list[PredictorProcess]] = {}
         self.kept: set[Environment] = set()
         self.leaving: set[Environment] = set()
-        #: By framework.
+        #: Templates that were started, by framework.
         self._started: dict[str, int] = {}
-        #: When a predictor was asked for, or ended, last.
+        #: Moment when a predictor was asked for, or ended, last.
         self._used_s: dict[Environment, float] = {}
         #: The most bytes that a template had, which are fewer while it shares some; and those of a spare alone.
         self._template_bytes: dict[Environment, int] = {}
@@ -101,7 +101,7 @@ class Inventory:
         return template if template is not None and template.lost is None else None
 
     def running(self) -> list[tuple[Environment, Template]]:
-        """All templates that are alive."""
+        """Return all templates that are alive."""
         return [each for each in self.made if each[1].lost is None]
 
     def pids(self) -> list[int]:
@@ -114,7 +114,7 @@ class Inventory:
         return templates + [(each, spare.pid) for each, spares in self._waiting() for spare in spares]
 
     def spares_by_framework(self) -> dict[str, int]:
-        """How many spares there are, without hot ones."""
+        """Return how many spares there are, without hot ones."""
         found: dict[str, int] = {}
         for environment, spares in self.spares.items():  # of several versions, each in an environment of its own
             found[environment.framework] = found.get(environment.framework, 0) + len(spares)
@@ -138,11 +138,11 @@ class Inventory:
     # -- what it costs ---------------------------------------------------------------------------------------------
 
     def bytes_of_template(self, environment: Environment) -> int:
-        """What a template more of the environment will take; 0 if none was counted yet."""
+        """Return the bytes that one more template of the environment will take; 0 if none was counted yet."""
         return self._template_bytes.get(environment, 0)
 
     def bytes_of_spare(self, environment: Environment, *, hot: bool = False) -> int:
-        """What a spare more will take, with its template if none is alive."""
+        """Return the bytes that one more spare will take, with its template if none is alive."""
         own = self._spare_bytes.get(environment, 0)
         missing = 0 if self.serving(environment) is not None else self.bytes_of_template(environment)
         return missing + (self._hot_bytes.get(environment, own) if hot else own)

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _VERSION = 1
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _MOST_BYTES = 4 << 20
-#: Of one environment: more than any model imports.
+#: Modules of one environment, at most: more than any model imports.
 _MOST_MODULES = 4096
 
 

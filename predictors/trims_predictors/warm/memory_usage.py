@@ -1,4 +1,4 @@
-"""How much memory a process keeps from others, as the kernel counts it in `/proc/PID/smaps_rollup`.
+"""Memory that a process keeps from others, as the kernel counts it in `/proc/PID/smaps_rollup`.
 
 Counted are anonymous pages only. Pages of libraries, of files and of shared weights are not: the kernel drops them when
 it needs room, or they are the store's. A page that several processes share counts in each of them by its part
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from trims.core.errors import ConfigError
 
-#: Its part of the anonymous pages; the pages that only it has.
+#: Fields for a process's part of its anonymous pages, and for the pages that only it has.
 _SHARE, _OWN = "Pss_Anon", "Private_Dirty"
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of one process.
+    """Memory of one process.
 
     Attributes:
         share_bytes: Its part of the anonymous pages that it has.
@@ -33,7 +33,7 @@ class Footprint:
 
 
 def footprint(pid: int) -> Footprint | None:
-    """Of a process; None if it is gone, or if the kernel does not tell it."""
+    """Return the memory of a process; None if it is gone, or if the kernel does not report it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             lines = file.read().splitlines()[1:]
@@ -44,7 +44,7 @@ def footprint(pid: int) -> Footprint | None:
 
 
 def require_footprints() -> None:
-    """Raise ConfigError if this kernel does not tell footprints, so that no bound could be kept."""
+    """Raise ConfigError if this kernel does not report footprints, so that no bound could be kept."""
     if footprint(os.getpid()) is None:
         raise ConfigError(
             "--template-memory needs /proc/PID/smaps_rollup with Pss_Anon (Linux 5.4 or later), which is not here; "

@@ -22,7 +22,7 @@ class Preloads:
 
     def __init__(self) -> None:
         self.banned: dict[Environment, dict[str, str]] = {}
-        #: Models that ask for a module of an environment, and those of them that were told of.
+        #: Models that ask for a module of an environment, and those of them that were reported.
         self._wanted: dict[tuple[Environment, str], set[str]] = {}
         self._told: dict[tuple[Environment, str], set[str]] = {}
 

@@ -29,7 +29,7 @@ _MOST_LESSONS = 32
 
 
 class PreloadLearner:
-    """What templates have learned, and what they are learning.
+    """Learner of the modules that templates import, with the lessons that run.
 
     Args:
         make_template: Starts a template that serves no request yet. Raises TrimsError if it cannot be started.
@@ -67,7 +67,7 @@ class PreloadLearner:
         self._given: dict[Environment, int] = {}
 
     def modules_of(self, environment: Environment) -> list[str]:
-        """All that a template of the environment imports."""
+        """Return all modules that a template of the environment imports."""
         return [*environment.modules(), *self.learned.get(environment, [])]
 
     def prove(self, environment: Environment) -> None:
@@ -102,9 +102,9 @@ class PreloadLearner:
         return set(self._running)
 
     def new_for(self, environment: Environment, template: Template, modules: Sequence[str]) -> list[str]:
-        """Those that a lesson could add to a template; none while another lesson runs, or if there were too many."""
+        """Return the modules that a lesson could add to a template; none while one runs, or after too many lessons."""
         if environment in self._running or self._given.get(environment, 0) >= _MOST_LESSONS:
-            return []  # the next predictor that lacks them tells it again
+            return []  # the next predictor that lacks them reports them again
         known = template.modules | self.preloads.banned.get(environment, {}).keys()
         return [name for name in modules if name not in known and "__main__" not in name]
 
@@ -151,9 +151,10 @@ class PreloadLearner:
         return template
 
     def _may_try_again(self, environment: Environment, modules: list[str], template: Template) -> bool:
-        """Whether a lesson in which the template was lost may not be to blame for it: the first time it is not.
+        """Return whether a lesson in which the template was lost may be tried again: the first time it may.
 
-        Memory may have been short, or an operator may have killed the process. The next predictor tells it again.
+        Memory may have been short, or an operator may have killed the process. The next predictor reports the modules
+        again.
         """
         if self._unfinished.get(environment) == set(modules):
             return False

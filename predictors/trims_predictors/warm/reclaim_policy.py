@@ -1,4 +1,4 @@
-"""Which templates and spares are ended when: pure decisions, no clock, no process.
+"""Reclaim policy: which templates and spares are ended when. Pure decisions, no clock, no process.
 
 A template without use for `keep_alive_s` goes with its spares. If all templates and spares together hold more than
 `most_bytes`, one thing goes at a time, and what is left is counted again: first a hot spare, which has loaded a model
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What templates may cost.
+    """Limits of the memory and the time of templates.
 
     Attributes:
         keep_alive_s: Seconds that a template stays after its last use; None: until its memory is needed.
@@ -42,7 +42,7 @@ class Usage:
         predictors: Those forked from it that live, without spares and hot spares.
         waited_for: Whether a request, or a spare in the making, waits for it now.
         kept: Whether it is to stay without use.
-        leaving: Whether it was told to go with its last predictor.
+        leaving: Whether it is to go with its last predictor.
     """
 
     environment: Hashable
@@ -57,7 +57,7 @@ class Usage:
 
     @property
     def all_bytes(self) -> int:
-        """Of the template and its spares."""
+        """Return the bytes of the template and its spares."""
         return self.nbytes + sum(self.spare_bytes) + sum(self.hot_bytes)
 
 
@@ -98,7 +98,7 @@ _OVER, _UNUSED = "memory is needed (--template-memory)", "it was not used (--tem
 
 
 def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes: int = 0) -> Step | None:
-    """What is to be done first; None if all is well.
+    """Return the first step to take; None if no limit is exceeded.
 
     Args:
         usages: Of all environments.
@@ -118,7 +118,7 @@ def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes
 
 
 def next_end_s(usages: Sequence[Usage], limits: Limits) -> float | None:
-    """When the next template is without use for too long, if nothing happens; None if that is never."""
+    """Return the moment at which the next template is without use for too long, if nothing happens; None if never."""
     ends = [_ends_s(each, limits) for each in usages if not each.predictors and not each.waited_for]
     return min((each for each in ends if each != float("inf")), default=None)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trims_predictors.warm.memory_usage import Footprint
     from trims_predictors.warm.reclaim_policy import Limits, Step
 
-#: Between two counts: each takes milliseconds, during which a template that is counted cannot be forked.
+#: Seconds between two counts: each takes milliseconds, during which a template that is counted cannot be forked.
 _PAUSE_S = 1.0
 
 
@@ -59,7 +59,7 @@ class Reclaimer:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reclaim again and again until the task is cancelled."""
         while True:
             await self._wait()
             await self._calm()
@@ -69,7 +69,7 @@ class Reclaimer:
             await asyncio.sleep(_PAUSE_S)
 
     async def _wait(self) -> None:
-        """Until something has changed, or a template's time is over."""
+        """Wait until something has changed, or a template's time is over."""
         usages, _ = self._inventory.usages(self.counted)
         end_s = next_end_s(usages, self.limits)
         with contextlib.suppress(asyncio.TimeoutError):

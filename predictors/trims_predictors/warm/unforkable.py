@@ -19,7 +19,7 @@ _AGAIN_S = 600.0
 
 
 class Unforkable:
-    """What is known of them. Used in the warm pool's event loop.
+    """Environments whose templates cannot fork for now. Used in the warm pool's event loop.
 
     Args:
         clock: Seconds that only grow.

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
-#: The same for a program of its own, which imports its framework first.
+#: Seconds to prepare a program of its own, which imports its framework first.
 _IMPORT_S = 120.0
-#: Between SIGKILL and the end of a process, which may take a while if it has much memory.
+#: Seconds between SIGKILL and the end of a process, which may take a while if it has much memory.
 _BURIAL_S = 10.0
-#: The same for templates, and the guards round them.
+#: Seconds between SIGKILL and the end of templates, and of the guards round them.
 _GONE_S = 10.0
-#: Between two looks whether requests are answered, and until they are not waited for any more.
+#: Seconds between two looks whether requests are answered, and until they are not waited for any more.
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 _TOLD = {
     EndHotSpare: "a hot spare ends",
@@ -89,7 +89,7 @@ class WarmPool:
         self._learner = PreloadLearner(self._make_giving_way, self._serve, self.calm, self._background, learned)
         self._tending: set[Environment] = set()
         self._unforkable = Unforkable()
-        #: All processes that were taken or are spares, until each has ended.
+        #: Processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
         self._reclaimer = Reclaimer(self._inventory, limits or Limits(), self.calm, self._carry_out)
         self._keeping = False
@@ -142,11 +142,11 @@ class WarmPool:
             spare.kill(why)
 
     def spares(self) -> dict[str, int]:
-        """How many spares each framework has."""
+        """Return how many spares each framework has."""
         return self._inventory.spares_by_framework()
 
     def templates(self) -> dict[str, dict[str, int]]:
-        """Of each framework: templates that were started, those that have ended, and bytes of the others with spares.
+        """Return by framework: templates that were started, those that have ended, and bytes of the others with spares.
 
         The bytes are those of the last count, a second ago or longer if nothing has changed since.
         """
@@ -168,10 +168,10 @@ class WarmPool:
             self._background.start(self._tend(environment))
 
     def teach(self, environment: Environment, modules: Sequence[str]) -> None:
-        """Tell what a predictor had to import; the template imports it, too, and its spares are replaced."""
+        """Have the template import modules that a predictor had to import; its spares are replaced."""
         template = self._inventory.serving(environment)
         if template is None:
-            return  # the next predictor that lacks them tells it again
+            return  # the next predictor that lacks them reports them again
         new = self._learner.new_for(environment, template, modules)
         if new and self._has_room(self._inventory.bytes_of_template(environment)):
             self._learner.begin(environment, new)
@@ -202,11 +202,11 @@ class WarmPool:
         return self._inventory.drop_hot(process)
 
     def has_room_for_hot(self, environment: Environment) -> bool:
-        """Whether one more hot spare would not be ended again at once for its memory."""
+        """Return whether one more hot spare would not be ended again at once for its memory."""
         return self._has_room(self._inventory.bytes_of_spare(environment, hot=True))
 
     def identities(self) -> object:
-        """What is hidden from processes that start now; another value once something of it was replaced."""
+        """Return the identities of the files hidden from processes that start now; new ones once one was replaced."""
         return self._launcher.identities()
 
     async def _forked(self, environment: Environment) -> PredictorProcess:
@@ -311,7 +311,7 @@ class WarmPool:
         self._inventory.drop_spare(environment, spare)
 
     def _wants_spare(self, environment: Environment) -> bool:
-        """Whether to make one more: not for an environment without use, and not where it would be ended again."""
+        """Return whether to make one more: not for an unused environment, and not where it would be ended again."""
         if len(self._inventory.spares.get(environment, ())) >= self._most_spares:
             return False
         used = environment in self._inventory.kept or environment in self._living.values()

@@ -1,8 +1,8 @@
-"""What hot spares run before a request comes: the shapes of the model's last request, filled with zeros.
+"""Inputs of the runs that hot spares make ahead of a request: the shapes of the model's last one, filled with zeros.
 
 The first run of a process takes longer than the next ones: frameworks compile kernels for the shapes that they meet,
 order weights in their own way and take memory. A predictor with a method `rehearse` does that ahead of the request.
-Only data types and shapes are told from one process to the other, never a request's values.
+Only data types and shapes pass from one process to the other, never a request's values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.deployment.key import DeploymentKey
 
-#: Of a run. A longer one is not rehearsed: a request that comes meanwhile would wait for it.
+#: Seconds of a run, at most. A longer one is not rehearsed: a request that comes meanwhile would wait for it.
 LONGEST_S = 1.0
 #: Lines that are remembered.
 _MOST = 4096
@@ -22,7 +22,7 @@ _MOST_TENSORS = 64
 
 
 class Rehearsals:
-    """What predictors of each line were given last."""
+    """Inputs that predictors of each deployment got last."""
 
     def __init__(self) -> None:
         self._given: dict[DeploymentKey, list[Message]] = {}
@@ -47,7 +47,7 @@ class Rehearsals:
                 del self._given[next(iter(self._given))]
 
     def of(self, key: DeploymentKey) -> list[Message] | None:
-        """What to rehearse; None for nothing."""
+        """Return the inputs to rehearse; None for no rehearsal."""
         return None if key in self._refused else self._given.get(key)
 
     def refuse(self, key: DeploymentKey) -> None:

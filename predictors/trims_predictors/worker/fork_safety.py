@@ -18,7 +18,7 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 def fork_blocker(own: Collection[int]) -> str | None:
-    """Why this process must not be forked; None if it may be.
+    """Return why this process must not be forked; None if it may be.
 
     Args:
         own: Its descriptors of sockets that are known.

@@ -1,4 +1,4 @@
-"""Which modules a predictor had to import for its model, so that templates can import them before the next fork.
+"""Modules that a predictor had to import for its model, so that templates can import them before the next fork.
 
 Only modules that are new are touched. In a fork, a reference to one of the others' names copies the page that it lies
 in, and a framework has thousands of them.
@@ -11,20 +11,20 @@ import sys
 
 from trims_predictors.ipc.messages import MOST_BYTES
 
-#: Of the names in one message. Their commas and quotes count, and there is room for all else that it says.
+#: Letters of the names in one message, at most. Their commas and quotes count, and leave room for the other fields.
 _MOST_LETTERS = MOST_BYTES // 2
 
 
 def count_of_modules() -> int:
-    """How many this process has imported."""
+    """Return how many modules this process has imported."""
     return len(sys.modules)
 
 
 def importable_since(count: int) -> list[str]:
-    """Modules imported since there were so many, the last one first; not those that no other process can import.
+    """Return modules imported since there were so many, the last one first; not those that no other process can import.
 
-    These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor tells
-    of the rest.
+    These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor reports
+    the rest.
     """
     found, letters = [], 0
     for name in itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)):

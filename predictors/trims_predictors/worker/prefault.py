@@ -8,10 +8,10 @@ whose host has taken free memory back.
 Forks of one template write nearly the same pages, because all lies at the same addresses. So the first predictor of
 each model records which ones it wrote, and the template's next spares have them copied before a request comes. The
 method is record and prefetch, of Ustiugov et al., "Benchmarking, Analysis, and Optimization of Serverless Function
-Snapshots", ASPLOS 2021. Only the numbers of pages are told, never what is in them, and only to forks of the same
+Snapshots", ASPLOS 2021. Only the numbers of pages are sent, never what is in them, and only to forks of the same
 template, which tenants do not share.
 
-A list of pages is told as pairs of numbers: how many pages to pass over, and how many are meant then.
+A list of pages is sent as pairs of numbers: how many pages to pass over, and how many are meant then.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 MOST_PAGES = 4096
 #: Numbers in one list, which is a part of a message.
 MOST_NUMBERS = 2 * MOST_PAGES
-#: Models whose pages one template's forks are told.
+#: Models whose written pages one template's forks copy ahead, at most.
 _MOST_DEPLOYMENTS = 1024
 _LAST_PAGE = (1 << 47) // mmap.PAGESIZE
-#: Of an entry of /proc/self/pagemap: the page is there, and no other process maps it.
+#: Bits of an entry of /proc/self/pagemap: the page is there, and no other process maps it.
 _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56
 _ENTRY_BYTES = 8
 #: Linux 5.14; older kernels refuse it.
@@ -43,7 +43,7 @@ _POPULATE_WRITE = 23
 
 
 class Record:
-    """Of the pages of this process that were its own at one time, and which became so since. Linux alone tells."""
+    """Record of the pages that became this process's own since one time. Only Linux reports them."""
 
     def __init__(self, places: Sequence[tuple[int, int]], before: Any) -> None:
         self._places = places
@@ -51,7 +51,7 @@ class Record:
 
     @classmethod
     def begin(cls) -> Record | None:
-        """From now on. None where it cannot be told: without numpy in this process, or if the kernel does not say."""
+        """Begin a record. Return None without numpy in this process, or if the kernel does not list pages."""
         if "numpy" not in sys.modules:
             return None
         try:
@@ -111,7 +111,7 @@ def copy_ahead(pages: Sequence[int]) -> int:
 
 
 def told(pages: Iterable[int]) -> list[int]:
-    """A list of pages as it is told; they come sorted."""
+    """Encode sorted page numbers as a message has them: pairs of pages to pass over and pages that are meant."""
     found: list[int] = []
     end = 0
     for page in pages:
@@ -139,14 +139,14 @@ def check_pages(numbers: Any) -> None:
 
 
 class WrittenPages:
-    """What forks of one template are told to copy ahead: the pages that the first predictor of each model wrote."""
+    """Pages that the first predictor of each model wrote, for forks of one template to copy ahead."""
 
     def __init__(self) -> None:
         self._pages: set[int] = set()
         self._deployments: set[Hashable] = set()
 
     def lacks(self, deployment: Hashable) -> bool:
-        """Whether a predictor of this deployment should record what it writes."""
+        """Return whether a predictor of this deployment should record what it writes."""
         return (
             deployment not in self._deployments
             and len(self._deployments) < _MOST_DEPLOYMENTS
@@ -154,7 +154,7 @@ class WrittenPages:
         )
 
     def learn(self, deployment: Hashable, numbers: Sequence[int]) -> None:
-        """A predictor of this deployment has told what it wrote. What would be too much together is not remembered."""
+        """Store the page numbers that a worker of this deployment reported; ignore them above MOST_PAGES."""
         self._deployments.add(deployment)
         if sum(numbers[1::2]) > MOST_PAGES:
             return
@@ -163,5 +163,5 @@ class WrittenPages:
             self._pages = pages
 
     def told(self) -> list[int]:
-        """For a spare."""
+        """Return the numbers of the pages, as a message to a spare has them."""
         return told(sorted(self._pages))

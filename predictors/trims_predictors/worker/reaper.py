@@ -5,9 +5,9 @@ it by. So processes that lose their parents are handed to an adopter here (PR_SE
 
 1. to their predictor, for as long as it lives;
 2. then to the template, which ends what a predictor has left (`end_strays`);
-3. if the template is gone, to the guard, which does the same. It knows predictors from what they have left, because the
-   template tells it of each one (`Told`). It runs until the last predictor has ended, and ends all that is left then,
-   or when its lifeline ends.
+3. if the template is gone, to the guard, which does the same. The guard can separate predictors from what they have
+   left, because the template reports each predictor (`Told`). It runs until the last predictor has ended, and ends
+   all that is left then, or when its lifeline ends.
 
 In a namespace the guard is also why the end of bubblewrap may end everything: bubblewrap ends when its program does,
 and the guard does not end with the template, whose predictors live on.
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _DIE_WITH_PARENT, _ADOPT = 1, 36
-#: Between two rounds of ending what may start more meanwhile.
+#: Seconds between two rounds of ending what may start more meanwhile.
 _ROUND_S = 0.05
-#: What the template tells: of what, and its process.
+#: Report of the template: the kind of event, and the process.
 _LINE = struct.Struct("=ci")
 _BEGUN, _HELPS, _ENDED = b"+", b"h", b"-"
 _MOST_BYTES = _LINE.size << 10
 
 
 class Told:
-    """What a template tells its guard: which of its children are predictors, and which its modules have started.
+    """Reports of a template to its guard: which of its children are predictors, and which its modules have started.
 
-    It tells of a predictor before any other process can know of it.
+    A predictor is reported before any other process can know of it.
 
     Args:
         fd: The template's end of a pipe; predictors must not hold it.
@@ -55,7 +55,7 @@ class Told:
         os.write(self._fd, _LINE.pack(_BEGUN, pid))
 
     def ended(self, pid: int) -> None:
-        """It was buried; its number may become another process's."""
+        """Report that a predictor was buried; its number may become another process's."""
         os.write(self._fd, _LINE.pack(_ENDED, pid))
 
     def helps(self, pid: int) -> None:
@@ -63,7 +63,7 @@ class Told:
         os.write(self._fd, _LINE.pack(_HELPS, pid))
 
     def close(self) -> None:
-        """In a predictor. Idempotent."""
+        """Close the pipe in a predictor. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -84,7 +84,7 @@ def guarded(lifeline: int, sock: int) -> Told:
         sock: To the supervisor. The guard must not hold it, or the end of the other process would not be seen there.
 
     Returns:
-        What the guard is to be told.
+        Reports to the guard.
     """
     adopt()
     guard = os.getpid()
@@ -106,12 +106,12 @@ def guarded(lifeline: int, sock: int) -> Told:
 
 
 class _Guard:
-    """Buries what ends, and ends what predictors leave once their template is gone.
+    """Guard that buries ended processes, and ends what predictors leave once their template is gone.
 
     Args:
         lifeline: All is ended with it.
         template: Its process.
-        hears: The end of a pipe on which the template tells of predictors.
+        hears: The end of a pipe on which the template reports predictors.
     """
 
     def __init__(self, lifeline: int, template: int, hears: int) -> None:
@@ -124,7 +124,7 @@ class _Guard:
         self._poll = select.poll()
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Run until nothing is left."""
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)
@@ -135,7 +135,7 @@ class _Guard:
         more = False
         while not has_ended(self._lifeline):
             ended = self._reap()
-            self._hear()  # after it: what a template has told of those that have ended is here by now
+            self._hear()  # after it: a template's reports on those that have ended are here by now
             for known in (self._predictors, self._helpers):
                 known.difference_update(ended)
             if self._template is None:
@@ -149,7 +149,7 @@ class _Guard:
             select.poll().poll(_ROUND_S * 1000)
 
     def _hear(self) -> None:
-        """Take in what the template has told; whole lines, which a pipe keeps together."""
+        """Read the template's reports; whole lines, which a pipe keeps together."""
         sets = {_BEGUN: self._predictors.add, _HELPS: self._helpers.add, _ENDED: self._predictors.discard}
         while True:
             try:
@@ -193,7 +193,7 @@ def end_strays(known: Collection[int]) -> bool:
 
 
 def children() -> list[int]:
-    """Of this process, those that have ended and are not buried among them.
+    """Return the numbers of this process's children, those that have ended and are not buried among them.
 
     Not every kernel lists them (`/proc/PID/task/TID/children`), so all processes are looked at.
     """

@@ -61,6 +61,6 @@ def words_of_limit(error: BaseException, most_bytes: int | None, scratch: str) -
 
 
 def _data_bytes() -> int:
-    """What counts against the limit now."""
+    """Return the bytes that count against the limit now."""
     with open(_STATUS) as file:
         return next(int(line.split()[1]) for line in file if line.startswith(_DATA)) << 10

@@ -1,14 +1,14 @@
 """The template's process: it has imported a framework, has one thread, and forks predictors in milliseconds.
 
-Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
-supervisor is the only one. Messages:
+Standard library only until a message names the modules to import. It touches no device and connects nowhere: its
+socket to the supervisor is the only one. Messages:
 
                                         -> {"op": "here"} and pidfds of the template itself and its guard, at once
     {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
     {"op": "fork"} and three descriptors, the predictor's socket, the lifeline and what it prints to
                                         -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
 
-When a predictor ends, {"op": "ended", "pid": ..., "status": ...} tells how; the template ends with its socket.
+When a predictor ends, {"op": "ended", "pid": ..., "status": ...} reports how; the template ends with its socket.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.worker.randomness import Reseeder
 
-#: Between the end of a predictor and the look for what it has left, so that forks do not wait for it.
+#: Seconds between the end of a predictor and the look for what it has left, so that forks do not wait for it.
 _SWEEP_S = 0.1
 
 
 class Template:
-    """Imports and forks as its socket says.
+    """Template that imports and forks as the messages on its socket say.
 
     Args:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
         lifeline: Descriptor of this process's own, which its predictors must not have.
-        told: What the guard is told.
+        told: Reports to the guard.
         writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
@@ -61,18 +61,18 @@ class Template:
         self._lifeline = lifeline
         self._runtime_dir = runtime_dir
         self._writable = writable
-        #: Where predictors have folders of their own; asked for now, because it takes room to find out.
+        #: Folder in which predictors have folders of their own; asked for now, because it takes room to find out.
         self._temporary = tempfile.gettempdir() if writable else ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
         self._children: dict[int, int] = {}
-        #: What plug-ins seed in each predictor, and why forks would repeat random numbers; None if they do not.
+        #: Functions by which plug-ins seed each predictor. `_repeats`: why forks would repeat random numbers, or None.
         self._reseeders: list[Reseeder] = []
         self._repeats: str | None = None
-        #: What modules have started, such as multiprocessing's tracker of resources.
+        #: Processes that modules have started, such as multiprocessing's tracker of resources.
         self._helpers: set[int] = set()
-        #: When to look next for what predictors have left; None if none has ended since.
+        #: Moment of the next look for what predictors have left; None if none has ended since.
         self._sweep_s: float | None = None
 
     def serve(self) -> None:
@@ -144,7 +144,7 @@ class Template:
         messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
-        """In the child: never returns into the template's code."""
+        """Run a predictor in the child; never returns into the template's code."""
         status = 70
         try:
             os.dup2(output, 1)
@@ -183,7 +183,7 @@ class Template:
         messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _folder_of(self, pid: int) -> str:
-        """Where a predictor in a namespace has its temporary files."""
+        """Return the folder of the temporary files of a predictor in a namespace."""
         return os.path.join(self._temporary, f"predictor-{pid}")
 
     def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""The predictor's process: it is told what to load, then answers one request after the other until its socket ends.
+"""The predictor's process: it loads a model when asked, then answers one request after the other until its socket ends.
 
 It begins in a fork of a template, or as a program of its own where a fork is not possible. The other side is the
 supervisor (`pool`). Messages:
@@ -68,15 +68,15 @@ if TYPE_CHECKING:
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
-#: What code meets in a namespace that it would not meet with the rights of its user; names that are not found, too.
+#: Errors of code in a namespace that it would not get with the rights of its user; names that are not found, too.
 _CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
 _OF_NAMESPACES = (
     "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
     "--isolation process` gives it the rights of the endpoint's user"
 )
-#: Of a namespace (see `Isolation.scratch_bytes`).
+#: Folder for temporary files in a namespace (see `Isolation.scratch_bytes`).
 _SCRATCH = "/dev/shm"  # noqa: S108 - it is the namespace's own
-#: What models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
+#: Bytes that models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
 _AHEAD_BYTES = 32 << 20
 
 
@@ -97,18 +97,18 @@ class Worker:
         self._runtime_dir = runtime_dir
         self._keeps_memory = keeps_memory
         self._confined = confined
-        #: Of its own that it may take; None for no limit.
+        #: Bytes of its own that the predictor may take; None for no limit.
         self._memory_bytes: int | None = None
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._pipeline: Pipeline | None = None
         self._place: str | None = None
-        #: Of the frameworks here, as they were set last.
+        #: Threads of the frameworks here, as they were set last.
         self._threads = 0
         self._parked: Suspended | None = None
-        #: What the supervisor knows of what the predictor was given last.
+        #: Inputs of the last run as the supervisor knows them.
         self._told: tuple[TensorType, ...] = ()
-        #: Of the pages that are written until the first answer; None for no record.
+        #: Record of the pages that are written until the first answer; None for no record.
         self._record: Record | None = None
         self._inbox = Receiver()
         self._instructions = Sender()
@@ -147,7 +147,7 @@ class Worker:
         return told_to_end
 
     def after_fork(self) -> None:
-        """In a child of this process, such as one forked by a handler of signals: let go of the supervisor's socket."""
+        """Let go of the supervisor's socket in a child of this process, such as one forked by a signal handler."""
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, self._sock.fileno())
         os.close(nothing)
@@ -167,7 +167,7 @@ class Worker:
                 answer, fd = operation(message)
         except TrimsError as error:
             answer = _failed(error, self._limit_met(error))
-        except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
+        except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor gets it
             sys.stderr.write(traceback_of(error))
             answer = _failed(_blamed(message, error), self._limit_met(error) or self._confinement(error))
         with parent_only(self._own):
@@ -211,7 +211,7 @@ class Worker:
         A program of its own imports first what a fork has from its template.
         """
         for module in message["modules"] if message["import"] else ():
-            with contextlib.suppress(Exception):  # a model that needs it imports it again, and tells its client
+            with contextlib.suppress(Exception):  # a model that needs it imports it again; its client gets the error
                 importlib.import_module(module)
         self._threads = int(message["threads"])
         threads.warm_up(message["modules"], self._threads)
@@ -339,9 +339,9 @@ class Worker:
             threads.share_threads(before, count)
 
     def _news(self, given: tuple[TensorType, ...]) -> Message:
-        """What the supervisor does not know yet.
+        """Return facts that the supervisor does not know yet.
 
-        That is what a predictor that can rehearse was given, if it is something else than what was told last; and once
+        These are the inputs that a predictor which can rehearse got, if they differ from those reported last; and once
         the pages that were written, if they are recorded.
         """
         news: Message = {}
@@ -405,7 +405,7 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool)
     keeps_memory = keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
+        sys.stdout.reconfigure(line_buffering=True)  # what it printed is passed on also if it is killed
     return Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
 
 

@@ -1,4 +1,4 @@
-"""What a daemon and its copier say to each other arrives as it was said."""
+"""Messages between a daemon and its copier arrive as they were sent."""
 
 from __future__ import annotations
 

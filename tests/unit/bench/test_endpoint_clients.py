@@ -1,4 +1,4 @@
-"""Clients that ask an endpoint for many models: right, wrong and refused answers are told apart. A stand-in answers."""
+"""Clients that ask an endpoint for many models: right, wrong and refused answers are counted apart, with a stand-in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: Of the model `right`; the stand-in gives the same for every model.
+#: Output of the model `right`; the stand-in gives the same for every model.
 HIDDEN = (1.0, -3.0)
 
 
@@ -48,7 +48,7 @@ def endpoint() -> Iterator[int]:
             self.wfile.write(header + content)
 
         def log_message(self, *_: object) -> None:
-            """Not on standard error."""
+            """Log nothing on standard error."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""The load of many connections: it counts right answers, and tells of all others. Against a server of the library's."""
+"""Load of many connections: it counts right answers, and reports all others. Against a server of the library's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serving(status: int, content: bytes) -> Iterator[str]:
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Not on standard error."""
+            """Log nothing on standard error."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

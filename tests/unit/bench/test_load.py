@@ -1,4 +1,4 @@
-"""What benchmarks load a daemon with: books without a daemon, work beside, raw clients, altered daemons."""
+"""Load of benchmarks on a daemon: books without a daemon, work beside, raw clients, altered daemons."""
 
 from __future__ import annotations
 

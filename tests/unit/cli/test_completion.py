@@ -23,7 +23,7 @@ esac; }"""
 
 
 def completions(script: str, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """Return the words that bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in ("trims", *words))
     ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _shtab_trims; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(

@@ -45,7 +45,7 @@ def env(env_store_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch, env_store_folder: Path) -> list[Request]:
-    """What is asked of the maker, which is not run."""
+    """Return the requests to the maker, which is not run."""
     seen: list[Request] = []
 
     def make(env_store: EnvironmentStore, request: Request, tell: Callable[[str], None]) -> tuple[Made, bool]:

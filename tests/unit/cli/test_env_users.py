@@ -35,7 +35,7 @@ def model(name: str, framework: dict[str, str] | None) -> Model:
 
 @pytest.fixture(autouse=True)
 def _daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has models for a framework that is not here, for one that is, and for none."""
+    """Daemon with models for a framework that is not here, for one that is, and for none."""
     models = [
         model("any", {"name": "mxnet"}),
         model("old", {"name": "mxnet", "version": "<2"}),

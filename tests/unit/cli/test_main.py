@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the entry points of the group `trims.commands` load; empty at first."""
+    """Objects that the entry points of the group `trims.commands` load; empty at first."""
     loaded: list[object] = []
 
     class Loaded(EntryPoint):

@@ -1,4 +1,4 @@
-"""Commands about models: what is asked of the daemon, and how its answer is told."""
+"""Commands about models: what is asked of the daemon, and how its answer is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables and sentences for people, JSON for programs."""
+"""Output of commands: tables and sentences for people, JSON for programs."""
 
 from __future__ import annotations
 

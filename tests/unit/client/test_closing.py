@@ -35,7 +35,7 @@ def closed(heard: list[Message]) -> list[int]:
 
 
 class Stopped:
-    """A daemon that grants so many times, then neither reads nor answers until it is told to."""
+    """A daemon that grants so many times, then neither reads nor answers until the test lets it."""
 
     def __init__(self, fds: list[int]) -> None:
         self.fds = fds

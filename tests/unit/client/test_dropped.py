@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def mapped(daemon: Daemon) -> bool:
-    """Whether this process maps an image of this daemon."""
+    """Return whether this process maps an image of this daemon."""
     return f"/dev/shm/{shm_prefix(daemon.config.state_dir)}." in Path("/proc/self/maps").read_text()
 
 
 def collected(drop: Callable[[], object]) -> list[str]:
-    """What is warned of when something is dropped. As text: a warning that is kept keeps what it is about."""
+    """Return the warnings when something is dropped. As text: a warning that is kept keeps what it is about."""
     told: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")

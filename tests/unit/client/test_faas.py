@@ -95,7 +95,7 @@ def test_threads_that_begin_together_open_the_model_once(daemon: Daemon, path: P
     function.close()
 
 
-#: A server that answers, forks, and answers in the child; then it tells the child's answer and the leases of both.
+#: A server that answers, forks, and answers in the child; then it prints the child's answer and the leases of both.
 FORKING = """
 import os, trims
 from own_handlers import handler

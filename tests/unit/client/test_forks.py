@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: A process that opens a model, forks a worker and dies. The worker tells what it can do, and lives until its input
+#: A process that opens a model, forks a worker and dies. The worker prints what it can do, and lives until its input
 #: ends. `{before}` runs before the fork.
 PARENT = """
 import os, sys, threading, warnings
@@ -69,7 +69,7 @@ class Family:
         self.parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def worker_says(self) -> list[str]:
-        """What the worker can do; the parent is dead by then."""
+        """Return what the worker can do; the parent is dead by then."""
         assert self.parent.stdout is not None
         assert self.parent.wait(WAIT_S) == 0
         return self.parent.stdout.readline().strip().split("|")

@@ -1,4 +1,4 @@
-"""What a client reads stays leased, and what it no longer reads is given back, across restarts of the daemon.
+"""Images that a client reads stay leased, and those that it no longer reads are given back, across daemon restarts.
 
 Each daemon counts its leases from 1, so two daemons grant the same numbers. A model of the daemon keeps the books, and
 a random driver opens, closes, reads, restarts and resumes in every order, also in the midst of a request.
@@ -176,7 +176,7 @@ class World:
         self.views: list[tuple[memoryview, tuple[int, int]]] = []
         self.lost: set[tuple[int, int]] = set()
         self.disturbing = True
-        #: From now on every answer is waited for.
+        #: Function after whose call every answer is waited for.
         self.calm_down: Callable[[], None] = lambda: None
         #: Nothing comes between here: a step of the driver, or of the model.
         self.busy = False
@@ -187,7 +187,7 @@ class World:
         return {memory for _, memory in (*self.open, *self.views)} - self.lost
 
     def disturb(self) -> None:
-        """What other threads and the daemon do while a request is under way."""
+        """Act as other threads and the daemon do while a request is under way."""
         if self.busy or not self.disturbing or self.random.random() > 0.2:
             return
         others = [self.close_one] * 4 + [self.drop_view] * 2 + [self.map_awaited] * 3 + [self.kill, self.start]
@@ -210,7 +210,7 @@ class World:
         self.open.append((weights, attached.mapping.identity))
 
     def late(self, borrow: Callable[[], Any]) -> Any:
-        """Between a grant and its mapping: other threads open and connect again, the daemon ends or loses memory."""
+        """Delay a mapping: after its grant other threads open and connect again, the daemon ends or loses memory."""
         if self.busy or self.awaited or self.random.random() < 0.7:
             return borrow()
         self.awaited = [borrow]

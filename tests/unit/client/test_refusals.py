@@ -23,7 +23,7 @@ REFUSAL = {"id": None, "error": {"code": "capacity", "message": "1024 sessions a
 
 
 def at_once(peer: Peer) -> None:
-    """Before anything was read, and gone when the client sends."""
+    """Refuse before anything was read, so that the door is gone when the client sends."""
     peer.say(REFUSAL)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 SCRIPT = SUPPORT / "interrupted_client.py"
-#: Of 500 signals, those that may cost a descriptor: between the kernel's giving it and the first `try` around it,
+#: Signals of 500 that may cost a descriptor: between the kernel's giving it and the first `try` around it,
 #: Python has no way to keep it from loss.
 MOST_LOST = 50
 

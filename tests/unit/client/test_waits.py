@@ -1,4 +1,4 @@
-"""A client that waits for a daemon which is just being started, or started again: as long as it was told to."""
+"""A client that waits for a daemon which is just being started, or started again: as long as it was configured to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator asks as messages: every value is of its field's type, or refused by name before it is sent."""
+"""Orders of an operator as messages: every value is of its field's type, or refused by name before it is sent."""
 
 from __future__ import annotations
 

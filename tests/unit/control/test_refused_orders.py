@@ -1,4 +1,4 @@
-"""What an operator's client refuses itself, and what a model that cannot be added leaves as it was."""
+"""Refusals of an operator's client itself, and the state that a model which cannot be added leaves as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Layout admits, and what it says of the rest."""
+"""Layouts: which are admitted, and the errors of the rest."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def client() -> Iterator[Callable[[Daemon], Raw]]:
 
 
 def ended(raw: Raw) -> bool:
-    """True once the daemon has closed its end."""
+    """Return whether the daemon has closed its end."""
     return raw.sock.recv(65536) == b""
 
 

@@ -1,4 +1,4 @@
-"""What the daemon knows of its GPUs: also of one whose keeper or driver does not answer."""
+"""Knowledge of the daemon about its GPUs: also of one whose keeper or driver does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of environments stand on: an empty environment store, and a folder of wheels that stands for an index."""
+"""Fixtures of environments: an empty environment store, and a folder of wheels that stands for an index."""
 
 from __future__ import annotations
 

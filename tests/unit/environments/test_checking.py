@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of trims only what needs no numpy: there is none in environments that were made by hand."""
+    """Check only modules of trims that need no numpy: there is none in environments that were made by hand."""
     monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.formats.conversion.child",)})
 
 

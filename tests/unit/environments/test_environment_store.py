@@ -24,7 +24,7 @@ HOLD = (
 
 
 def leftover(env_store: EnvironmentStore, name: str) -> Path:
-    """What a maker that was killed leaves."""
+    """Make the files that a killed maker leaves."""
     folder = env_store.folder / name
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "lock").touch()

@@ -1,4 +1,4 @@
-"""What tests of conversions stand on: plugins that may be installed, builders, and a second environment."""
+"""Fixtures of conversions: plugins that may be installed, builders, and a second environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every converter checks of its options and of the names inside an artifact."""
+"""Checks of every converter on its options and on the names inside an artifact."""
 
 from __future__ import annotations
 

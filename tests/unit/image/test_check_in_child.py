@@ -1,4 +1,4 @@
-"""Checking an image in a process of its own: what is wrong is told, and a child that fails proves nothing."""
+"""Checking an image in a process of its own: errors are reported, and a child that fails proves nothing."""
 
 from __future__ import annotations
 

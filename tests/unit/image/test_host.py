@@ -1,4 +1,4 @@
-"""What of the host's processor decides an image: only the features that weight layouts depend on."""
+"""Features of the host's processor that decide an image: only those that weight layouts depend on."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ def contents_of(main: Path) -> Contents:
 
 
 def checked(plan: InPlacePlan) -> ImageView:
-    """As a session maps it."""
+    """Return a checked view of the image, put together as a session maps it."""
     for part in plan.pages:
         assert part.begin % mmap.PAGESIZE == part.offset % mmap.PAGESIZE == 0
         assert part.begin >= len(plan.head)
     view = ImageView(memoryview(put_together(plan)))
     view.layout.validate(view.index_header.data_bytes)
     view.program()
-    # JSON tells trims' own parts, and the tensors as one: nothing that reads an artifact in place looks for more.
+    # JSON states trims' own parts, and the tensors as one: nothing that reads an artifact in place looks for more.
     index, told = view.index_header, view.header.layout.tensors
     assert told["__trims__.index"] == TensorSpec("__trims__.index", "U8", (index.index_bytes,), 0)
     program = TensorSpec("__trims__.program", "U8", (index.program_bytes,), index.program_offset)

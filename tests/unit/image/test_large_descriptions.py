@@ -1,4 +1,4 @@
-"""What is large to parse is parsed in a child: the process that serves others never holds its lock for so long."""
+"""Large descriptions are parsed in a child: the process that serves others never holds its lock for so long."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken_in(main: Path) -> bytes:
-    """All that a daemon does with an artifact, up to the checked image."""
+    """Take in an artifact with all steps of a daemon, up to the checked image."""
     chosen = detect(main)
     artifact = Artifact(chosen.format, chosen.files(main, {}), {})
     with start_conversion(artifact, limits=LIMITS) as conversion:

@@ -1,4 +1,4 @@
-"""Modules beside a manifest: each folder has its own, and a process that has another under the name is told so."""
+"""Modules beside a manifest: each folder has its own, and a process with another one under the name gets an error."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_borrower_reads_the_image_that_was_filled(
 
 
 def test_no_thread_keeps_the_context_of_a_keeper(keeper: Keeper, image: Callable[..., tuple[int, bytes]]) -> None:
-    """At rest it is destroyed; a thread that kept it would make calls with it that need none."""
+    """Contexts are destroyed at rest; a thread that kept one would make calls with it that need none."""
     fd, data = image()
     number = put(keeper, fd, len(data))
     assert current() is None

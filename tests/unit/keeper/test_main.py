@@ -1,4 +1,4 @@
-"""The keeper as a command: it serves until it is told to end, or says in one line why it cannot."""
+"""The keeper as a command: it serves until its end is asked for, or says in one line why it cannot."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
 def test_making_the_buffers_is_no_part_of_what_is_measured(
     cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the way that is tried first would look slow for ever."""
+    """Without this the way that is tried first would look slow for ever."""
     clock, allocate = [0.0], cuda.host_allocate
 
     def slowly(nbytes: int) -> int:

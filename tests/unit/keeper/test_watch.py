@@ -1,4 +1,4 @@
-"""The watch over a keeper: its end is told once, another one is told once, and `end` stops both."""
+"""The watch over a keeper: its end is reported once, another one is reported once, and `end` stops both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """What the callbacks of a watch were called with, in order."""
+    """Calls of a watch's callbacks, in order."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

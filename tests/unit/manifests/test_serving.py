@@ -1,4 +1,4 @@
-"""What a manifest says of requests."""
+"""Requests as a manifest describes them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NBYTES = 3 * 4096
 
 @pytest.fixture(autouse=True, params=["where the kernel puts it", "aligned for large pages"])
 def _mapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to map keep the same promises, so everything here is tested with both."""
+    """Run every test with both ways to map, which keep the same promises."""
     if "aligned" in request.param:
         monkeypatch.setattr(mapping, "_WORTH_BYTES", 1)
 

@@ -56,7 +56,7 @@ def source() -> Iterator[tuple[int, bytes]]:
 
 
 def large_kib() -> int:
-    """Of shared memory that this process has mapped with large pages."""
+    """Return the KiB of shared memory that this process has mapped with large pages."""
     text = Path("/proc/self/smaps").read_text()
     return sum(int(kib) for kib in re.findall(r"^ShmemPmdMapped: +(\d+) kB", text, re.MULTILINE))
 

@@ -45,7 +45,7 @@ def sealed(driver: SealedMemfd) -> Iterator[Segment]:
 
 @pytest.fixture
 def received(sealed: Segment) -> Iterator[int]:
-    """Its descriptor, as a borrower gets it."""
+    """Yield the descriptor of a segment, as a borrower gets it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         socket.send_fds(ours, [b"x"], [sealed.fd])

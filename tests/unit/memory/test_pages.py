@@ -1,4 +1,4 @@
-"""Pages of an artifact's file: what a mapping is told of them, and that most clients never load them."""
+"""Pages of an artifact's file: what a mapping knows of them, and that most clients never load them."""
 
 from __future__ import annotations
 

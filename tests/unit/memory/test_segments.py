@@ -1,4 +1,4 @@
-"""Segments of shared memory: closed once, and full memory told from other failures."""
+"""Segments of shared memory: closed once, and full memory distinguished from other failures."""
 
 from __future__ import annotations
 

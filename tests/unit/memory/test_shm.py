@@ -1,4 +1,4 @@
-"""Named shared memory: a segment tells by its name what it should be, and belongs to one user and one daemon."""
+"""Named shared memory: a segment's name says what it should be, and it belongs to one user and one daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of predictors have in common."""
+"""Fixtures that tests of predictors share."""
 
 from __future__ import annotations
 

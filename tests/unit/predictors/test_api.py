@@ -1,4 +1,4 @@
-"""What a predictor is."""
+"""Predictor interface."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 take_and_give_back(100)
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-#: Of one round.
+#: Pages of one round.
 PAGES = 6 * 700_000 // 4096
 
 
 def run(how: str, first: str = "take_and_give_back(3)", **variables: str) -> tuple[bool, int]:
-    """Whether memory is kept, and the page faults of 100 rounds after the first thing that is done."""
+    """Return whether memory is kept, and the page faults of 100 rounds after the first thing that is done."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM.format(how=how, first=first)]
     done = subprocess.run(command, env={**own, **variables}, capture_output=True, text=True, check=True)

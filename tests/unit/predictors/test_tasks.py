@@ -1,4 +1,4 @@
-"""Work in the background: waited for, cancelled, and told if it fails."""
+"""Work in the background: waited for, cancelled, and reported if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database file that cannot be used is named, left as it is, and told with the remedy."""
+"""A database file that cannot be used is named, left as it is, and reported with the remedy."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_bug_of_ours_is_not_taken_for_damage(path: Path) -> None:
 
 @pytest.fixture
 def full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, sqlite finds no room for the file beside a database."""
+    """Let sqlite find no room for the file beside a database from now on."""
     connect = database._connect
 
     def refuses(at: Path, where: str) -> database._Connection:

@@ -100,7 +100,7 @@ def test_the_manifest_of_another_name_is_the_wrong_answer(inner: MemoryRegistry,
 
 
 class Hanging(MemoryRegistry):
-    """Its `get` waits until the test lets it go on."""
+    """Registry whose `get` waits until the test lets it go on."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         super().__init__(settings)

@@ -141,7 +141,7 @@ class _NeverRuns:
 
 
 def test_a_pin_is_written_with_what_its_name_stands_for(folder: Path) -> None:
-    """Else a daemon that is killed a moment later leaves a pin of which the next one does not know the image."""
+    """Without this a daemon that is killed a moment later leaves a pin without the image that it is for."""
     path = folder / "catalog.db"
     killed = Catalog(path, lambda *_, **__: _NeverRuns())
     killed.remember_key("m", "k", "{}")

@@ -1,4 +1,4 @@
-"""What was read on a device that was lost is loaded again: repeatedly, not for ever, and only while it is wanted."""
+"""Images read on a device that was lost are loaded again: repeatedly, not for ever, and only while they are wanted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOST = DeviceLostError("the keeper has ended")
 
 
 class Bench:
-    """The leases of one device over a real residency; the test tells how each load went."""
+    """The leases of one device over a real residency; the test says how each load went."""
 
     def __init__(self) -> None:
         places = {CPU: 100, GPU: 100}

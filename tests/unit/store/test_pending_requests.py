@@ -1,4 +1,4 @@
-"""Requests to the store: how an answer is waited for, and what a session that ended is told."""
+"""Requests to the store: how an answer is waited for, and what a session that ended gets."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class Bench:
         return {where for where, pinned in self.pinned.items() if pinned}
 
     def named(self, name: str, key: str) -> None:
-        """The name stands for this image from now on, as the resolver tells the catalog."""
+        """Let the name stand for this image from now on, as the resolver notifies the catalog."""
         self.catalog.remember_key(name, key, "{}")
 
     def open_unread(self, name: str, in_place: str) -> None:
-        """Its files were replaced, and are served in place before they are read: the catalog has its last image."""
+        """State a name whose files were replaced, and are served in place unread: the catalog has its last image."""
         self.pins.stated(resolved(name, in_place), 0)
 
     def open(self, name: str, key: str, epoch: int = 0, **residency: Any) -> None:

@@ -1,4 +1,4 @@
-"""The store for reading: every view is of one moment, and tells what the books and the memory say."""
+"""The store for reading: every view is of one moment, and reports what the books and the memory say."""
 
 from __future__ import annotations
 

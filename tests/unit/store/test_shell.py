@@ -277,7 +277,7 @@ def test_keys_are_found_by_their_beginning(bench: Bench) -> None:
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From two images on, those that are not needed are forgotten."""
+    """Let the store remember two images; beyond that, those that are not needed are forgotten."""
     monkeypatch.setattr(module, "_REMEMBERED_IMAGES", 2)
 
 

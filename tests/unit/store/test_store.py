@@ -125,7 +125,7 @@ def test_a_deadline_is_due_and_its_request_is_answered_by_the_tick(
 
 
 def _waits_for_room(daemon: Daemon) -> bool:
-    """True once a queued replica has a size: its request then waits for room, no longer for a measurement."""
+    """Return whether a queued replica has a size: its request then waits for room, no longer for a measurement."""
     return any(it.state is State.QUEUED and it.nbytes for it in daemon.store.read.replicas())
 
 

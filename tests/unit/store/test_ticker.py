@@ -1,4 +1,4 @@
-"""Keeping time: when the thread sleeps, what wakes it, and that nothing it is told in between is lost."""
+"""Keeping time: when the thread sleeps, what wakes it, and that no deadline added in between is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOR_EVER_S = 1000.0
 
 
 class Watched(threading.Condition):
-    """Tells for how long the thread goes to sleep, and counts how often it is woken."""
+    """Reports for how long the thread goes to sleep, and counts how often it is woken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Bench:
         self.ticks.put(now_s)
 
     def add(self, in_s: float) -> float:
-        """As a store does: first the books, then the ticker is told. Returns the moment."""
+        """Add a deadline as a store does: first to the books, then by a call of the ticker. Return the moment."""
         at_s = time.monotonic() + in_s
         self.due.append(at_s)
         self.ticker.look_again(at_s)
@@ -83,7 +83,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture
 def sleeps_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not told is not noticed while a test waits."""
+    """Have the ticker sleep so long that only a notification wakes it while a test waits."""
     monkeypatch.setattr(module, "_LONGEST_S", FOR_EVER_S)
 
 

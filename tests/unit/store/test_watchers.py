@@ -1,4 +1,4 @@
-"""Watchers: every watcher is told every change; one that does not keep up loses some, which are counted."""
+"""Watchers: every watcher gets every change; one that does not keep up loses some, which are counted."""
 
 from __future__ import annotations
 

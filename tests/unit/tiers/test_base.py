@@ -1,4 +1,4 @@
-"""What all tiers share: how a file is told from what it was."""
+"""Base of all tiers: how a file is distinguished from what it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead: the kernel is told of every page once, until the replica goes or the daemon ends."""
+"""Reading ahead: the kernel is asked for every page once, until the replica goes or the daemon ends."""
 
 from __future__ import annotations
 

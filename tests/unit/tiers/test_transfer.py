@@ -243,7 +243,7 @@ def test_a_file_system_without_such_reads_is_read_the_plain_way(
 
 
 def test_a_file_that_is_no_image_is_told_as_such_though_views_of_it_are_alive(folder: Path) -> None:
-    """What is wrong is found with views in hand, whose error must not be that the mapping cannot be closed."""
+    """Errors are found with views in hand; the report must not be that the mapping cannot be closed."""
     data = bytearray(an_image(1000))
     data[-1:] = b""
     (folder / "short").write_bytes(data)

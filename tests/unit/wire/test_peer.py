@@ -1,4 +1,4 @@
-"""The process at the other end of a Unix socket, as the kernel tells it."""
+"""The process at the other end of a Unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CLASSES = sorted(error_classes().values(), key=lambda cls: cls.code)
 
 
 class Call(grpc.RpcError, grpc.Call):
-    """What a failed call looks like to a client."""
+    """Failed call as a client sees it."""
 
     def __init__(self, status: grpc.StatusCode, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
         self._status, self._details, self._trailers = status, details, trailers
@@ -42,7 +42,7 @@ class Call(grpc.RpcError, grpc.Call):
 
 
 class Context:
-    """What a handler answers through; keeps what the client would see."""
+    """Context that a handler answers through; keeps what the client would see."""
 
     def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self.trailers = trailers

@@ -1,4 +1,4 @@
-"""What holds for every call over gRPC: who may call, how many at once, how large a message is, and errors as status.
+"""Rules for every call over gRPC: who may call, how many at once, how large a message is, and errors as status.
 
 Errors are status codes as at the daemon's control door (`trims.wire.status`), but a full queue is UNAVAILABLE, which
 clients know to try again. Messages are read here and not by gRPC: it reports no error of that to a client, and has no
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-#: What needs no token and always has room.
+#: Methods that need no token and always have room.
 _OPEN_METHODS = ("/ServerLive", "/ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
-#: What takes messages of any size as bytes.
+#: Methods that take messages of any size as bytes.
 _OF_INFERENCE = ("/ModelInfer", "/ModelStreamInfer")
-#: The same, but for the token: what asks for a model is of a caller.
+#: Methods that always have room. ModelReady needs a token, since it names a model of its caller.
 _OF_HEALTH = (*_OPEN_METHODS, "/ModelReady")
 #: Calls of one caller at once; each holds its message. A stream is one call. Streams count apart, as most only wait.
 MOST_CALLS = 1000
-#: Of an error: it travels in HTTP/2 headers, whose room is small.
+#: Letters of an error, at most: it travels in HTTP/2 headers, whose room is small.
 _MOST_LETTERS = 1000
-#: When clients with a policy of retries may send a refused call again (gRFC A6).
+#: Milliseconds after which clients with a policy of retries may send a refused call again (gRFC A6).
 _RETRY = (("grpc-retry-pushback-ms", str(RETRY_AFTER_S * 1000)),)
 #: Seconds between two warnings that calls are refused.
 _WARN_AGAIN_S = 60.0

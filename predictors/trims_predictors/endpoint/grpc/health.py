@@ -1,8 +1,8 @@
-"""grpc.health.v1: what load balancers and Kubernetes ask before they send requests.
+"""grpc.health.v1: the checks of load balancers and Kubernetes before they send requests.
 
 The endpoint serves while the daemon does. The daemon is asked now and then rather than at each check, because a
-watcher is told of a change that it did not ask for. Not the servicer of grpcio-health-checking: its watchers keep a
-server that ends waiting for them, here they are told NOT_SERVING and their streams end.
+watcher is notified of a change that it did not ask for. The servicer of grpcio-health-checking is not used: its
+watchers keep a server that ends waiting for them. Here they get NOT_SERVING and their streams end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Answer = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """The handlers, and the status that they tell; their names are the protocol's.
+    """Handlers of the health protocol, whose method names are the protocol's, and the status that they report.
 
     Args:
         is_ready: Whether requests can be answered.
@@ -54,7 +54,7 @@ class Health(health_pb2_grpc.HealthServicer):
             if status != last:
                 last = status
                 yield _Answer(status=status)
-            if draining:  # and the watcher was told
+            if draining:  # and the watcher was notified
                 return
             await changed.wait()
 

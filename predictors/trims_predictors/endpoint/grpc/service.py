@@ -50,15 +50,15 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.server = ("", 0)
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
-        """Whether the endpoint runs."""
+        """Return whether the endpoint runs."""
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
-        """Whether the daemon serves."""
+        """Return whether the daemon serves."""
         return pb.ServerReadyResponse(ready=await self._service.is_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        """Whether a model can be asked; its first request may load it."""
+        """Return whether a model can be asked; its first request may load it."""
         try:
             reason = await self._service.why_not_ready(request.name, request.version)
         except ModelNotFoundError:
@@ -66,11 +66,11 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ModelReadyResponse(ready=not reason)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        """What the endpoint is."""
+        """Return name, version and extensions of the endpoint."""
         return pb.ServerMetadataResponse(**self._service.metadata())
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        """What a model takes and gives."""
+        """Return the inputs and outputs of a model."""
         return pb.ModelMetadataResponse(**await self._service.describe(request.name, request.version))
 
     async def ModelInfer(self, request: bytes, context: Any) -> Any:
@@ -117,14 +117,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         await AnswerStream(self._receive, answer, context.write).run(request_iterator)
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
-        """What load generators ask before they begin."""
+        """Return the configuration of a model, which load generators ask for before they begin."""
         told = await self._service.configuration(request.name, request.version)
         for name in ("instance_group", "dynamic_batching"):  # not in our part of the protocol
             told.pop(name, None)
         return pb.ModelConfigResponse(config=pb.ModelConfig(**told))
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        """What was counted of a model, or of all."""
+        """Return the counts of a model, or of all models."""
         answer = pb.ModelStatisticsResponse()
         for told in await self._service.statistics(request.name, request.version):
             fields = {name: value for name, value in told.items() if name != "cold_count"}
@@ -132,7 +132,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return answer
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """All models."""
+        """Return all models."""
         check_repository(request.repository_name)
         return pb.RepositoryIndexResponse(models=await self._service.index(ready=request.ready))
 

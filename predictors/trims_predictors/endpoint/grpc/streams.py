@@ -47,7 +47,7 @@ class AnswerStream:
         self._receive = receive
         self._answer = answer
         self._write = write
-        #: What makes each answer, in the order of the requests; None once no request follows.
+        #: Tasks that make the answers, in the order of the requests; None once no request follows.
         self._answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
         self._running: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)

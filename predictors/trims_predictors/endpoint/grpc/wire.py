@@ -28,7 +28,7 @@ _FIXED = {1: 8, 5: 4}
 _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = (number << 3 | _BYTES for number in (4, 5, 6, 7))
 _CONTENTS = 5 << 3 | _BYTES
 _KEPT = tuple(number << 3 | _BYTES for number in (1, 2, 3, 4, 6))
-#: How many there may be of those that come again and again, and their names.
+#: Repeated fields: how many there may be of each, and their names.
 _MOST = {
     _PARAMETERS: (MOST_PARAMETERS, "parameters"), _INPUTS: (MOST_TENSORS, "inputs"),
     _OUTPUTS: (MOST_TENSORS, "requested outputs"), _RAW: (MOST_TENSORS, "raw_input_contents"),
@@ -151,7 +151,7 @@ class _Split:
         self.left += pieces
 
     def _walk(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Each field between two places: its tag, and where it, its value and its end are."""
+        """Yield each field between two offsets: its tag, and the offsets of the field, its value and its end."""
         while at < end:
             self._fields += 1
             if self._fields > MOST_FIELDS:

@@ -53,12 +53,12 @@ _LARGE_BYTES = 256 << 10
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 #: Methods that change nothing. Only these are taken from a browser that says another site's page is behind them.
 _ONLY_READS = ("GET", "HEAD", "OPTIONS")
-#: What Starlette's own refusals become.
+#: Messages that replace those of Starlette's own refusals.
 _WORDS = {
     404: "there is nothing at {path}; GET /openapi.json lists what is there",
     405: "{method} is not taken at {path}; the header Allow says what is",
 }
-#: What a browser says (Sec-Fetch-Site) of requests of the endpoint's own page, and of those that no page has made.
+#: Values of Sec-Fetch-Site for requests of the endpoint's own page, and for requests that no page has made.
 _OWN_PAGE = ("same-origin", "none")
 
 
@@ -140,12 +140,12 @@ class Guard:
 
 
 def _is_of_a_browser(request: Request) -> bool:
-    """Whether a request may come from a page. Programs that name no host, such as HAProxy, send no such field."""
+    """Return whether a request may come from a page. Programs that name no host, such as HAProxy, lack such fields."""
     return any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
 
 
 def _may_be_large(request: Request) -> bool:
-    """Whether a request's body is more than comes with its head, or does not say."""
+    """Return whether a request's body is more than comes with its head, or does not say."""
     stated = request.headers.get("content-length", "0")
     return "transfer-encoding" in request.headers or not stated.isdigit() or int(stated) > SMALL_BYTES
 
@@ -176,7 +176,7 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
         return service.metadata()
 
     @router.get("/v2/health/live")
-    @router.options("/v2/health/live", include_in_schema=False)  # as HAProxy checks unless it is told otherwise
+    @router.options("/v2/health/live", include_in_schema=False)  # HAProxy's check unless configured otherwise
     async def live() -> dict[str, bool]:
         return {"live": True, "ready": service.was_ready}  # found last: a daemon that hangs must not hold this up
 
@@ -289,7 +289,7 @@ async def _infer(
 
 
 def _header_length(request: Request) -> str | None:
-    """What a request says of its JSON before the binary tensors. Raises CallerError if it says two things."""
+    """Return the stated length of a request's JSON before the binary tensors. Raises CallerError if two are stated."""
     stated = set(request.headers.getlist(HEADER_LENGTH))
     if len(stated) > 1:
         raise CallerError(f"the request has {len(stated)} headers Inference-Header-Content-Length; send one")

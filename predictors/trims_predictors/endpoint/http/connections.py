@@ -37,14 +37,14 @@ HEAD_S = 30.0
 SILENCE_S = 30.0
 #: Seconds for what is left of a body once the request is answered: most clients send all before they read.
 DRAIN_S = 10.0
-#: Before the next look at a connection that cannot be closed now.
+#: Seconds before the next look at a connection that cannot be closed now.
 _AGAIN_S = 1.0
 #: Seconds until the looks whether a client that has closed its sending side still reads. A client that has closed all
 #: looks the same until something is written to it, and its request would be answered in vain.
 PROBES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 #: An answer before the answer, which clients of HTTP/1.1 skip (RFC 9110, 15.2): it asks for nothing new.
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: Of a head, parsed before the next look at how long it is.
+#: Bytes of a head that are parsed before its length is checked again.
 _SLICE_BYTES = 16 << 10
 _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%s\r\n%s"
 #: Descriptors for all but connections: listeners, logs, the daemon's doors, JSON processes, templates; and for each
@@ -52,14 +52,14 @@ _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\
 _OWN_DESCRIPTORS, _A_PREDICTOR = 64, 8
 #: Headers that offer another protocol, and their names in `connection`.
 _OFFER = (b"upgrade", b"http2-settings")
-#: That gRPC can be told.
+#: Connections that gRPC's setting can state, at most.
 _MOST_OF_GRPC = (1 << 31) - 1
-#: Between two warnings that connections are refused.
+#: Seconds between two warnings that connections are refused.
 _WARN_AGAIN_S = 60.0
 
 
 def most_connections(predictors: int) -> int:
-    """How many connections leave enough descriptors for the work of the endpoint.
+    """Return how many connections leave enough descriptors for the work of the endpoint.
 
     Args:
         predictors: Processes that may run at once.
@@ -71,7 +71,7 @@ def most_connections(predictors: int) -> int:
 
 
 def shares(most: int, *, grpc: bool) -> tuple[int, int]:
-    """Of so many connections, those over HTTP and over gRPC: a quarter, since a client needs only one for all requests.
+    """Share connections between HTTP and gRPC. gRPC gets a quarter, since a client needs only one for all its requests.
 
     Args:
         most: Both together.
@@ -86,11 +86,11 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
-    #: When bytes came last, as the event loop counts seconds; None if none came yet.
+    #: Seconds on the event loop's clock at which bytes came last; None if none came yet.
     _heard_s: float | None = None
-    #: That came since the last byte of a body or the end of a message.
+    #: Bytes that came since the last byte of a body or the end of a message.
     _head_bytes = 0
-    #: Of a body, that came after the answer; None while no such body comes.
+    #: Bytes of a body that came after the answer; None while no such body comes.
     _drained_bytes: int | None = None
     #: Whether the connection ends with the body that comes.
     _ends = False
@@ -98,9 +98,9 @@ class ImpatientProtocol(HttpToolsProtocol):
     _broken = False
     #: Whether the head that was just read offers another protocol.
     _offers = False
-    #: Of the fields of the head and the trailers, as they are usually written.
+    #: Bytes of the fields of the head and the trailers, as they are usually written.
     _field_bytes = 0
-    #: Why the head is refused; None while it is not.
+    #: Reason why the head is refused; None while it is not.
     _refusal: RefusedHeadError | None = None
     #: Looks for a client that has closed its sending side, once it has.
     _probe: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     @classmethod
     def within(cls, *, most_connections: int, most_drained_bytes: int) -> type[ImpatientProtocol]:
-        """This with other bounds: uvicorn takes a class."""
+        """Return this class with other bounds: uvicorn takes a class."""
         bounds = {"most_connections": most_connections, "most_drained_bytes": most_drained_bytes}
         return type(cls.__name__, (cls,), bounds)
 
@@ -160,7 +160,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._probe = self.loop.call_later(delays_s[0], probe)
 
     def _probe_may_go(self) -> bool:
-        """Whether no answer has begun: between the parts of one, nothing else may be written."""
+        """Return whether no answer has begun: between the parts of one, nothing else may be written."""
         cycle: RequestResponseCycle = self.cycle
         return not self.transport.is_closing() and not self.pipeline and not cycle.response_started
 
@@ -183,7 +183,7 @@ class ImpatientProtocol(HttpToolsProtocol):
                 self._refuse(*TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn does, but what follows an offer of another protocol is the rest of the request.
+        """Parse data as uvicorn does, but take the bytes after an offer of another protocol as the rest of the request.
 
         Java's client offers HTTP/2 in each of its first requests. A server may ignore that (RFC 9110, 7.8). The parser
         takes what follows for the other protocol, so the head is read once more without the offer.
@@ -293,7 +293,7 @@ class ImpatientProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _go_on(self) -> None:
-        """What was left of a body is there: wait for the next request, as uvicorn does after an answer."""
+        """Wait for the next request, now that the rest of a body has come, as uvicorn does after an answer."""
         if self._ends:
             self.transport.close()
             return
@@ -340,7 +340,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _refuse_connection(self) -> None:
-        """Tell the client that it is one too many. It keeps its descriptor for a moment only."""
+        """Answer a client above the limit of connections with 503. It keeps its descriptor for a moment only."""
         why = (
             f"the endpoint has {self.most_connections} connections, and keeps its other descriptors for predictors; "
             "close some, or raise its limit of open files (`ulimit -n`)"

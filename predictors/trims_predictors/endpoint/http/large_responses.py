@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-#: That are given to the server at once: it copies them.
+#: Bytes that are given to the server at once: it copies them.
 _PIECE_BYTES = 1 << 20
 
 

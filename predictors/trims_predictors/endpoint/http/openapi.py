@@ -136,7 +136,7 @@ SCHEMAS: Json = {
 }  # fmt: skip
 
 _UNKNOWN_CALLER = "the token is missing or wrong"
-#: What may be said of any request to a path, beside its answer.
+#: Statuses that a request to any path may get, beside its answer.
 _ALWAYS = {
     "403": "the request comes from a page of another site, or for a name that is not this machine's",
     "503": "no daemon answers, or there is no room; Retry-After says when to try again",
@@ -153,7 +153,7 @@ _OF_BODY = {"400": "the request is wrong", "413": "the body is too large"}
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no token: probes and browsers cannot send one with their first request."""
+    """Return whether a path needs no token: probes and browsers cannot send one with their first request."""
     return path == "/" or path.startswith(("/v2/health/", "/ui/files/"))
 
 
@@ -280,7 +280,7 @@ def _repository_paths() -> Json:
 
 
 def _shared_memory_paths() -> Json:
-    """Of the extension system_shared_memory, which the flag --shared-memory switches on."""
+    """Return the paths of the extension system_shared_memory, which the flag --shared-memory switches on."""
     status = _operation("Regions of the caller", "Regions", _OF_BODY)
     register = _operation("Register a region of shared memory", "Nothing", _OF_BODY, "RegisterRequest", required=True)
     unregister = _operation("Forget a region, or all of the caller", "Nothing", _OF_BODY, "Nothing")

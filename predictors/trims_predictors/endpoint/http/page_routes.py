@@ -20,7 +20,7 @@ from trims_predictors.endpoint.disconnects import unless_gone
 if TYPE_CHECKING:
     from trims_predictors.endpoint.service import Service
 
-#: Where files of the page are; they hold nothing of this machine's.
+#: Path of the page's files; they hold nothing of this machine's.
 FILES = "/ui/files/"
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {

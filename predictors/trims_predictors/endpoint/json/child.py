@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 FRAME = struct.Struct("<BQ")
 #: Jobs.
 READ, WRITE, COUNT, PACK = range(4)
-#: How they end.
+#: Ends of jobs.
 DONE, REFUSED, TOO_LARGE = range(3)
 #: Memory for this process itself, and for each byte that it is given: a short text takes 20 times what it is in JSON.
 _OWN_BYTES = 256 << 20
 _BYTES_A_BYTE = 32
-#: Of an answer in JSON.
+#: Bytes of an answer in JSON, at most.
 MOST_TEXT_BYTES = 1 << 30
 #: Elements that are written at once.
 _PIECE = 1 << 16
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def _carry_out(what: int, head_bytes: int, given: int, made: int) -> tuple[int, int]:
-    """How a job ended, and the bytes of its answer's head."""
+    """Carry out a job; return how it ended, and the bytes of its answer's head."""
     total = os.fstat(given).st_size
     _limit(total)
     try:

@@ -15,9 +15,9 @@ from trims_predictors.tensors import cannot_hold, cast, numpy_dtype
 if TYPE_CHECKING:
     import numpy as np
 
-#: Of numpy's kinds, those whose values each data type takes from JSON; whole numbers for all others.
+#: Kinds of numpy's types whose values each data type takes from JSON; whole numbers for all others.
 _KINDS = {"BOOL": "b", "BYTES": "", "FP16": "iuf", "BF16": "iuf", "FP32": "iuf", "FP64": "iuf"}
-#: What is told of numpy's kinds that are no numbers.
+#: Words for numpy's kinds that are no numbers.
 _TOLD = {"U": "text", "O": "values that are no numbers"}
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Data = Sequence[bytes | memoryview]
 
-#: It imports from where this process does, and from nowhere else.
+#: Program of the child. The child imports from the same folders as this process, and from nowhere else.
 _BOOTSTRAP = """
 import json
 sys.path[:] = json.loads(sys.argv.pop())
@@ -43,11 +43,11 @@ class TooMuchWorkError(Exception):
 
 
 class Done(NamedTuple):
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
-        head: What it tells.
-        data: What it has made; the memory goes with the last view of it.
+        head: Facts that the job reports.
+        data: Bytes that it has made; the memory goes with the last view of it.
     """
 
     head: dict[str, Any]
@@ -66,7 +66,7 @@ class JsonProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """Return the number of the process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     async def do(self, what: int, head: dict[str, Any], data: Data, limit_s: float) -> Done:

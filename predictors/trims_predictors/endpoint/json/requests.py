@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trims_predictors.deployment.deployment import Answer
     from trims_predictors.endpoint.outputs import Output
 
-#: In requests and answers, the length of the JSON before the binary tensors.
+#: Header of requests and answers with the length of the JSON before the binary tensors.
 HEADER_LENGTH = "inference-header-content-length"
 _MOST_DIGITS = 16
 
@@ -130,7 +130,7 @@ def _check_end(rest: memoryview) -> None:
 
 
 def json_end(body: memoryview, header_length: str | None) -> int:
-    """How many bytes at the beginning of a request are JSON. Raises CallerError for a header that is wrong."""
+    """Return how many bytes at the beginning of a request are JSON. Raises CallerError for a header that is wrong."""
     if header_length is None:
         return len(body)
     digits = header_length.isascii() and header_length.isdigit() and len(header_length) < _MOST_DIGITS
@@ -298,7 +298,7 @@ def _dump(value: object) -> bytes:
 
 
 def told(answer: Answer) -> Parameters:
-    """What an answer tells beside its tensors: whether it was cold, from where, and the seconds of each stage."""
+    """Return the parameters of an answer: whether it was cold, from where, and the seconds of each stage."""
     return {
         "cold": answer.cold,
         "predictor": answer.how,

@@ -12,7 +12,7 @@ from trims.manifests.serving import MOST_DIMENSIONS
 #: Bytes of JSON that are read or written where they are. The worst content of so many takes about 1 ms, and the event
 #: loop stands still meanwhile. More goes to another process (`json_workers`).
 SMALL_BYTES = 64 << 10
-#: Of objects and lists in one another: those of the protocol round a tensor with as many dimensions as it may have.
+#: Depth of nested objects and lists, at most: those of the protocol round a tensor with the most dimensions allowed.
 MOST_DEPTH = MOST_DIMENSIONS + 8
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 #: Also one without its end. Nothing in it can match in two ways, so it takes no longer than the text is long.
@@ -38,7 +38,7 @@ _DECODER = json.JSONDecoder(parse_constant=Literal, object_pairs_hook=_object)
 
 
 def load_json(text: bytes) -> Any:
-    """What a JSON text stands for. Raises CallerError, also for one that is too deep."""
+    """Return the value of a JSON text. Raises CallerError, also for one that is too deep."""
     check_depth(text)
     try:
         return _DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))  # as json.loads does

@@ -183,7 +183,7 @@ def _too_much_to_check(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _check_work(tensor: Tensor) -> float:
-    """What part of the work that is done at once it takes to look at all elements of a tensor."""
+    """Return the cost of looking at all elements of a tensor, as a part of the work that is done at once."""
     if tensor.checked:
         return 0.0
     return tensor.nbytes / _LOOKED_AT_BYTES.get(tensor.dtype, float("inf"))
@@ -198,6 +198,6 @@ def _description(tensor: Tensor) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _weight(tensor: Tensor) -> float:
-    """What part of the work that is done at once it takes to write a tensor."""
+    """Return the cost of writing a tensor, as a part of the work that is done at once."""
     item = ITEM_BYTES[tensor.dtype]
     return tensor.nbytes / SMALL_BYTES if item is None else tensor.nbytes / item / _FEW_NUMBERS

@@ -1,4 +1,4 @@
-"""A session's connection: deadlines are kept and told as they were given, and a new connection is made in turn."""
+"""Connection of a session: deadlines are kept and sent as they were given, and a new connection is made in turn."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DEVICE = 3
 
 
 class UnownedMemory:
-    """As cupy's: a pointer, and an owner that is kept."""
+    """Stand-in for cupy's class: a pointer, and an owner that is kept."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int) -> None:
         self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id

@@ -25,7 +25,7 @@ CHECKS = [
     if line.startswith("def check_")
 ]
 
-#: Of 16 MiB.
+#: Bytes of a weight: 16 MiB.
 WEIGHT_BYTES = 1024 * 4096 * 4
 #: Runs a dense layer over an image, and prints how much memory of its own the process has taken for that.
 RUN_DENSE = """
@@ -54,12 +54,12 @@ pytestmark = [
 
 
 def run(what: str, folder: Path, **environment: str) -> Any:
-    """Its last line; MXNet writes before it."""
+    """Run the program in MXNet's environment and return its last line; MXNet writes before it."""
     return json.loads(in_mxnet(SCRIPT, what, folder, **environment))
 
 
 def in_mxnet(*arguments: str | Path, **environment: str) -> str:
-    """What Python of that environment prints last."""
+    """Return the last line that Python of that environment prints."""
     paths = os.pathsep.join((os.fspath(ROOT), os.fspath(ROOT / "client")))
     done = subprocess.run(
         [MXNET_PYTHON, *arguments],
@@ -84,7 +84,7 @@ def ones(target: memoryview) -> None:
 
 
 def write_in_place(plan: InPlacePlan, path: Path) -> None:
-    """As a session maps it: arrays are aligned as the params file has them."""
+    """Write a file as a session maps it: arrays are aligned as the params file has them."""
     with path.open("wb") as file:
         file.write(plan.head)
         for part in plan.pages:

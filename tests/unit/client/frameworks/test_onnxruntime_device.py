@@ -162,7 +162,7 @@ def test_a_session_outlives_its_weights_and_the_last_of_it_ends_the_lease(
 
 
 def test_small_integers_travel_in_the_program_where_it_may_run_on_a_device(tmp_path: Path) -> None:
-    """They are shapes and positions, which ONNX Runtime reads on the host."""
+    """Small integers are shapes and positions, which ONNX Runtime reads on the host."""
     small, large = (np.arange(count, dtype=np.int64) for count in (512, INLINE_INTEGERS_BELOW_BYTES // 8))
     nodes = [helper.make_node("Add", ["small", "x"], ["s"]), helper.make_node("Add", ["large", "x"], ["l"])]
     outputs = [value("s", TensorProto.INT64, ["S"]), value("l", TensorProto.INT64, ["L"])]

@@ -1,4 +1,4 @@
-"""Whether weights fit a module that a session built: judged as a converter judges it, and told in its words."""
+"""Modules that a session built: whether weights fit is judged as a converter judges it, and reported in its words."""
 
 from __future__ import annotations
 

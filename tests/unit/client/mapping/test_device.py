@@ -56,7 +56,7 @@ class Machine:
         self.leases -= 1
 
     def mappings(self) -> int:
-        """Of the image's memory that clients have, in this process."""
+        """Count the mappings of the image's memory that clients have, in this process."""
         return sum(len(cuda._files) for cuda, _ in client_device._connected.values() if isinstance(cuda, FakeCuda))
 
     def end(self) -> None:

@@ -62,7 +62,7 @@ def machine(folder: Path) -> Iterator[Machine]:
 
 
 class Borrowing:
-    """What a library does with a capsule, by the letter of the protocol."""
+    """Use of a capsule by a library, by the letter of the protocol."""
 
     def __init__(self, capsule: object) -> None:
         self.name = _name_of(capsule)

@@ -1,4 +1,4 @@
-"""What the daemon says on its own, places in order of preference, and workspace: the client's half."""
+"""Unasked messages of the daemon, places in order of preference, and workspace: the client's half."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Granter:
-    """As much of a channel as mappings need: what is to be given back lies with the connection that granted it."""
+    """Part of a channel that mappings need: what is to be given back lies with the connection that granted it."""
 
     def __init__(self) -> None:
         self.owed: deque[int] = deque()

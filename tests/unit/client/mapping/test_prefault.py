@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
-#: What the kernel may map round a page if it is cached, at each end.
+#: Bytes that the kernel may map round a page if it is cached, at each end.
 ROUND_BYTES = 2 << 20
 
 
 class Owner:
-    """What the memory lives with."""
+    """Owner that the memory lives with."""
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[int]:
-    """Of 32 MiB of a file, mapped and not read."""
+    """Yield the address of 32 MiB of a file, mapped and not read."""
     path = tmp_path / "file"
     path.write_bytes(b"\x01" * (32 * MIB))
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -38,7 +38,7 @@ def address(tmp_path: Path) -> Iterator[int]:
 
 
 def mapped_bytes(address: int) -> int:
-    """Of the mapping that begins there, as the kernel counts what is in this process's page table."""
+    """Return the bytes of the mapping at an address that this process's page table has, as the kernel counts them."""
     with open("/proc/self/smaps") as file:
         for line in file:
             if line.startswith(f"{address:x}-"):

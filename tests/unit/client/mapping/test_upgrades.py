@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Granter:
-    """As much of a channel as an upgrade needs. Answers a resume with what it was given, or raises it."""
+    """Part of a channel that an upgrade needs. Answers a resume with what it was given, or raises it."""
 
     def __init__(self) -> None:
         self.owed: deque[int] = deque()

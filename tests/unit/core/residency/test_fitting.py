@@ -1,4 +1,4 @@
-"""What a size alone says of a request: at each place, for each tenant, before anything is read."""
+"""Requests judged by size alone: at each place, for each tenant, before anything is read."""
 
 from __future__ import annotations
 

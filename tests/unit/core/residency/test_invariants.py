@@ -42,7 +42,7 @@ DAMAGES: list[tuple[Callable[[Residency], object], str]] = [
     (lambda r: setattr(r.replicas["a", CPU], "keep_until_s", 7.0), "no alarm is set"),
     (lambda r: r._ledger.unawaited.begin(r.replicas["a", CPU], ()), "counted among fills that no request waits for"),
 ]
-#: The same for entries of an index that no replica leads to: only the check of everything looks for those.
+#: Entries of an index that no replica leads to: only the check of everything looks for them.
 SURPLUS: list[tuple[Callable[[Residency], object], str]] = [
     (lambda r: r.table.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
     (lambda r: r.table.by_key.update({"b": {}}), "the index by key has it at"),

@@ -588,7 +588,7 @@ class Machine:
             self.residency.handle(Adopted(at_s=0.0, key=str(number), place=DISK, nbytes=nbytes))
 
     def open(self, key: str) -> bool:
-        """True if it was served from memory."""
+        """Open an image; return whether it was served from memory."""
         self.now += 1.0
         while self.copies and self.copies[0][0] <= self.now:
             fill = self.copies.popleft()[1]

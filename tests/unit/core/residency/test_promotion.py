@@ -296,7 +296,7 @@ def test_a_host_copy_for_a_device_goes_once_no_waiter_is_left_there() -> None:
 
 
 def test_a_request_for_an_image_that_is_copied_away_waits_for_the_copy() -> None:
-    """It drains because it has to leave the device, and not under a reader."""
+    """An image drains because it has to leave the device, and not under a reader."""
     bench = Bench(gpu_bytes=100)
     bench.resident("old", 80, GPU)
     bench.resident("new", 60, DISK)

@@ -81,7 +81,7 @@ def test_a_child_gives_way_with_its_whole_session_until_a_request_waits(start: C
     child = start()
     before, ours = weight_of(child), Path("/proc/self/autogroup").read_text()
     child.give_way(yes=True)
-    child.request({"do": "versions", "names": []})  # in which the kernel is told what it has put off
+    child.request({"do": "versions", "names": []})  # in which the kernel takes what it has put off
     assert (before, weight_of(child)) == ("0", "10")
     child.give_way(yes=False)
     child.request({"do": "versions", "names": []})

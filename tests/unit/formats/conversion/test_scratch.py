@@ -35,7 +35,7 @@ def temporary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_behind(temporary: Path, name: str = "abc", uid: int | None = None) -> Path:
-    """What a killed daemon leaves."""
+    """Make the folder that a killed daemon leaves."""
     made = temporary / f"trims-child-{os.geteuid() if uid is None else uid}-{name}"
     (made / "deep").mkdir(parents=True)
     (made / "deep" / "file").write_text("rubbish")

@@ -126,7 +126,7 @@ def test_a_name_that_the_graph_cannot_know_is_refused(tmp_path: Path, data: byte
 
 
 def signature(folder: Path, *stated: dict[str, str]) -> Signature:
-    """Of a model whose inputs have these attributes."""
+    """Return the signature of a model whose inputs have these attributes."""
     inputs = [{"op": "null", "name": f"x{index}", "attrs": each} for index, each in enumerate(stated)]
     symbol = {"nodes": [*inputs, {"op": "null", "name": "w"}, {"op": "abs", "name": "y"}]}
     main = save(folder, {"arg:w": array("F32", (2,))}, symbol)

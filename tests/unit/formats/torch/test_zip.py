@@ -48,7 +48,7 @@ def bytes_of(contents: Contents) -> dict[str, tuple[str, tuple[int, ...], bytes]
 
 
 def expected(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """The same by way of a conversion."""
+    """Return name -> dtype, shape and bytes of all tensors by way of a conversion."""
     plan = TorchConverter().plan(Artifact("torch", (path,), {}))
     memory = memoryview(bytearray(plan.nbytes))
     plan.write_into(memory)

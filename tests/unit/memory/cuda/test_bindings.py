@@ -81,7 +81,7 @@ def test_memory_that_cannot_be_registered_is_no_lost_device(status: str, error: 
 
 
 def test_a_part_of_a_gpu_has_the_uuid_that_nvml_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA gives 16 bytes for both; the name of the product tells them apart."""
+    """CUDA gives 16 bytes for both; the name of the product distinguishes them."""
     described = describe(monkeypatch, b"NVIDIA H200 MIG 1g.18gb")
     assert described.uuid == PART
     assert describe(monkeypatch, b"NVIDIA H200").uuid == PART.replace("MIG", "GPU")

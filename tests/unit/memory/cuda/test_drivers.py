@@ -1,4 +1,4 @@
-"""Ways to share memory of a device: which one a device gets, and what one process tells another of an allocation."""
+"""Ways to share memory of a device: which one a device gets, and what one process sends another of an allocation."""
 
 from __future__ import annotations
 

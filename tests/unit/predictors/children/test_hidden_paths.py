@@ -1,4 +1,4 @@
-"""What `--hide` names is checked at the start: each culprit is named, and what can be hidden is accepted."""
+"""Paths of `--hide` are checked at the start: each culprit is named, and what can be hidden is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A template forks on demand, and whatever waits for it is told when it ends."""
+"""A template forks on demand, and whatever waits for it is notified when it ends."""
 
 from __future__ import annotations
 

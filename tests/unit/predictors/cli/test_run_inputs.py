@@ -1,4 +1,4 @@
-"""What a user types after `trims run MODEL`, and what becomes of it."""
+"""Words that a user types after `trims run MODEL`, and the inputs that they become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request through an endpoint's HTTP: what is sent, and what each kind of trouble is told as."""
+"""One request through an endpoint's HTTP: what is sent, and how each kind of trouble is reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METADATA = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [-1]}]}
 
 
 class Served:
-    """What a server answers, and what it was asked."""
+    """Answers of a server, and the requests that it got."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""What a pool is made with: the command's defaults are the pool's own; and deployments of tenants and places."""
+"""Settings of a pool: the command's defaults are the pool's own; and deployments of tenants and places."""
 
 from __future__ import annotations
 

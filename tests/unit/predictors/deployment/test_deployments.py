@@ -1,4 +1,4 @@
-"""From what the daemon says of a model to how it is run."""
+"""Deployments made from what the daemon says of a model."""
 
 from __future__ import annotations
 

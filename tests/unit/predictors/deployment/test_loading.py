@@ -1,4 +1,4 @@
-"""What a load waits for, and for how long, with a process that answers as it is told to."""
+"""Waits of a load, and how long they last, with a process that answers as the test says."""
 
 from __future__ import annotations
 

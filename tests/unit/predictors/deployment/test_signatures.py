@@ -1,4 +1,4 @@
-"""What a predictor told of its tensors counts where the manifest is silent, for the manifest it was made from."""
+"""Signatures that a predictor reported count where the manifest is silent, for the manifest it was made from."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Sends what it is told to."""
+    """Client that sends what the test puts into its queue."""
 
     def __init__(self) -> None:
         self.sends: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -31,7 +31,7 @@ class Unreadable:
 
 
 class Side:
-    """What the looks have led to."""
+    """Results of the looks."""
 
     def __init__(self) -> None:
         self.daemon = Daemon()

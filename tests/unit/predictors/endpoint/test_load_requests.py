@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Load when it is let to, or answers what it is told to answer."""
+    """Loads when the test lets it, or answers what the test has put into `answers`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None, float | None]] = []

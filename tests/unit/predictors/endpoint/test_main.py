@@ -43,7 +43,7 @@ class Closing:
 
 
 class Parts:
-    """An end of a pool and of two servers, and what they were told, in order."""
+    """An end of a pool and of two servers, and the calls that they got, in order."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

@@ -44,7 +44,7 @@ def answer(*, cold: bool = False) -> Answer:
 
 
 class Page:
-    """What Prometheus would read: a series by its name and the values of its labels, in any order."""
+    """Page as Prometheus would read it: a series by its name and the values of its labels, in any order."""
 
     def __init__(self, metrics: Metrics) -> None:
         text = metrics.page(REPORT, figures(STATS)).decode()
@@ -164,7 +164,7 @@ def test_two_endpoints_in_one_process_count_apart(metrics: Metrics) -> None:
     assert Page(other)("trims_requests_total", "m", "http", "ok") is None
 
 
-#: Where `make clients-env` puts it, or where it is installed.
+#: Path of promtool, where `make clients-env` puts it, or where it is installed.
 PROMTOOL = shutil.which("promtool", path=f"{ROOT / '.venv-clients' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
 
 

@@ -123,7 +123,7 @@ def test_a_request_that_is_refused_is_no_failure_of_the_server() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the endpoint's log says of traces."""
+    """Return the endpoint's log lines about traces."""
     found: list[str] = []
     monkeypatch.setattr("trims_predictors.endpoint.otlp._log.warning", lambda text, *given: found.append(text % given))
     return found

@@ -1,4 +1,4 @@
-"""What an error is over HTTP and over gRPC, in the words of the semantic conventions."""
+"""Outcomes of an error over HTTP and over gRPC, in the words of the semantic conventions."""
 
 from __future__ import annotations
 

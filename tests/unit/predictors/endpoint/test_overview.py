@@ -1,4 +1,4 @@
-"""What the web page polls: one JSON object, from one look at the daemon for all pages."""
+"""Overview that the web page polls: one JSON object, from one look at the daemon for all pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the endpoint offers over any protocol, with a daemon and a pool that are stand-ins."""
+"""Service of the endpoint over any protocol, with a daemon and a pool that are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of each model."""
+"""Counts of each model."""
 
 from __future__ import annotations
 

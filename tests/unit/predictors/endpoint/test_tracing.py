@@ -1,4 +1,4 @@
-"""What asks for traces, and what HTTP and gRPC tell of a request; whole traces are in tests/e2e/test_traces.py."""
+"""Tracing: what asks for it, and what HTTP and gRPC report of a request; tests/e2e/test_traces.py has whole traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a manifest names to a predictor."""
+"""Predictors found by the names in a manifest."""
 
 from __future__ import annotations
 

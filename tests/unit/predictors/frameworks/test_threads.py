@@ -1,4 +1,4 @@
-"""Frameworks are warmed up, and told their threads, only where a process has imported them."""
+"""Frameworks are warmed up, and get their number of threads, only where a process has imported them."""
 
 from __future__ import annotations
 

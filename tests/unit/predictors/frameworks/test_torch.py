@@ -101,7 +101,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def shared(*steps: tuple[int, int]) -> list[int]:
-    """What PyTorch has after each of these: the number that was told before, and that is told now."""
+    """Return PyTorch's threads after each of these: the number that was set before, and that is set now."""
     found = []
     for told, number in steps:
         builtin.share_threads(told, number)

@@ -1,4 +1,4 @@
-"""The supervisor's end of a socket: tells messages and the end, once, and never waits."""
+"""The supervisor's end of a socket: reports messages and the end, once, and never waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What predictors print: passed on by line with its process, and bounded however much that is."""
+"""Output of predictors: passed on by line with its process, and bounded however much that is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_of_a_flood_little_is_passed_on_and_the_rest_is_counted(monkeypatc
 
 @in_a_loop
 async def test_a_flood_leaves_the_event_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two turns of reading there is a pause, in which the process that floods waits for its pipe."""
+    """Reading pauses between two turns; meanwhile the process that floods waits for its pipe."""
     log = Log()
     output = log.outputs.open("p")
     stop = False

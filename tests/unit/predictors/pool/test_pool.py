@@ -172,7 +172,7 @@ def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
         else:
             while not driver.pool.state((await driver.deployment()).key)["starting"]:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)  # it has been told by now that the weights leave
+            await asyncio.sleep(0.5)  # it knows by now that the weights leave
             assert not asked.done()
             weights.close()
             assert arrays(await asked)["y"].tolist() == [3.0]

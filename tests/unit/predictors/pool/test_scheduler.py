@@ -1,4 +1,4 @@
-"""Which predictor answers which request: no line starves, no slot is lost, and each request is told exactly once."""
+"""Which predictor answers which request: no line starves, no slot is lost, and each request is answered once."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ LINES = {"a": Limits(1, 4), "b": Limits(2, 4, 3), "c": Limits(1, 4, 3), "d": Lim
 
 
 class WorkerPool(RuleBasedStateMachine):
-    """Carries out steps late and in any order, with a ledger of its own: each job is told once, slots suffice."""
+    """Carries out steps late and in any order, with a ledger of its own: each job is answered once, slots suffice."""
 
     def __init__(self) -> None:
         super().__init__()

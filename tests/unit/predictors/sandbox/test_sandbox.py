@@ -50,7 +50,7 @@ def prober(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 
 
 def probe(daemon: Daemon, *codes: str, level: str = NAMESPACES, **settings: Any) -> list[str]:
-    """What a predictor tells of each piece of code."""
+    """Return a predictor's answer to each piece of code."""
 
     async def work(driver: Driver) -> list[str]:
         answers = [await driver.ask(code=text(code)) for code in codes]
@@ -243,7 +243,7 @@ def test_a_predictor_that_writes_wherever_it_can_ends_no_other(
     drive(daemon, work, isolation=choose(level))
 
 
-#: What one process can do to another one of its user by its number; each must fail, and name why.
+#: Acts of one process on another one of its user by its number; each must fail, and name why.
 _CRIPPLES = """
 import ctypes, glob, os, resource, signal
 libc, found = ctypes.CDLL(None, use_errno=True), []
@@ -426,7 +426,7 @@ def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Dae
 
 @namespaces
 def test_a_program_in_a_namespace_is_in_no_session_of_the_endpoint(folder: Path) -> None:
-    """Else it could push input to the terminal that the endpoint was started in."""
+    """Programs in such a session could push input to the terminal that the endpoint was started in."""
     wrapped = Isolation(NAMESPACES).wrapped(["cut", "-d ", "-f6", "/proc/self/stat"], str(folder))
     done = subprocess.run(wrapped.command, pass_fds=[wrapped.fd], capture_output=True, text=True, check=True)
     wrapped.close()

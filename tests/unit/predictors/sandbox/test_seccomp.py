@@ -14,7 +14,7 @@ _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 
 
 def outcome(program: bytes, number: int, architecture: int, *arguments: int) -> int:
-    """What the kernel would make of a call: the few instructions of the filter, carried out here."""
+    """Return the kernel's action on a call: the few instructions of the filter, carried out here."""
     steps = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
     facts = {0: number, 4: architecture}
     for index, argument in enumerate((*arguments, 0, 0, 0)[:3]):

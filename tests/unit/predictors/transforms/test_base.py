@@ -1,4 +1,4 @@
-"""What all steps share: images of different sizes in one tensor, and refusals."""
+"""Base of all steps: images of different sizes in one tensor, and refusals."""
 
 from __future__ import annotations
 

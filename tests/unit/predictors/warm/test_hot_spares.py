@@ -63,7 +63,7 @@ def leases(daemon: Daemon) -> int:
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
-    """What asks the daemon and waits would stop the loop."""
+    """Run in a thread work that asks the daemon and waits, which would stop the loop."""
     return await asyncio.to_thread(work)
 
 

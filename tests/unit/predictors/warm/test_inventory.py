@@ -1,4 +1,4 @@
-"""What a warm pool has ready is counted once each, at what the kernel says, and nothing that has gone is handed out."""
+"""Processes that a warm pool has ready: each counts once, at the kernel's figures, and none that has gone serves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Future:
-    """Of a process's end."""
+    """Future of a process's end."""
 
     is_done = False
 

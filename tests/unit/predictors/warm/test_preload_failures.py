@@ -1,4 +1,4 @@
-"""Modules that manifests ask for in vain are told, once for each model."""
+"""Modules that manifests ask for in vain are reported, once for each model."""
 
 from __future__ import annotations
 

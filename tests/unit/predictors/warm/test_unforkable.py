@@ -1,4 +1,4 @@
-"""What is known of environments whose templates cannot be forked."""
+"""Environments whose templates cannot be forked: what is known of them."""
 
 from __future__ import annotations
 

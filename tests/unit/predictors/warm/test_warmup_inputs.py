@@ -1,4 +1,4 @@
-"""What is rehearsed is what ran last; long runs, failures and models that are gone are not."""
+"""Inputs that ran last are rehearsed; those of long runs, failures and models that are gone are not."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from trims_predictors.worker.prefault import MOST_NUMBERS, MOST_PAGES, WrittenPa
 
 from trims.core.errors import BadMessageError
 
-#: A template with 4 MiB of its own. One fork writes every fourth page of half of them and tells which pages it wrote.
-#: Two more do the same, of which one copies ahead what was told; both print the page faults of their writing.
+#: A template with 4 MiB of its own. One fork writes every fourth page of half of them and prints which pages it wrote.
+#: Two more do the same, of which one copies those pages ahead; both print the page faults of their writing.
 PROGRAM = """
 import ctypes, json, mmap, os, resource, sys
 import numpy

@@ -13,7 +13,7 @@ from trims_predictors.worker import reaper
 
 from trims.process.lifeline import Lifeline
 
-#: Starts a process in a session of its own, whose parent ends at once, and tells its number.
+#: Program that starts a process in a session of its own, whose parent ends at once, and prints its number.
 _DETACH = """
 import os, sys, time
 from trims_predictors.worker.reaper import adopt, end_strays, guarded

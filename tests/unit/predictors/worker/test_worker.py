@@ -1,4 +1,4 @@
-"""What the predictor's process does with what its socket says; here in a thread of the test, with a real daemon."""
+"""Messages to the predictor's process and its acts; here in a thread of the test, with a real daemon."""
 
 from __future__ import annotations
 

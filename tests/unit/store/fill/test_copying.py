@@ -74,7 +74,7 @@ class Bench:
         return extent
 
     def copy(self, target: Tier, origin: Tier, source: Extent) -> str:
-        """The digest that the copier tells; what was copied is the image, whatever it tells."""
+        """Return the digest that the copier reports, and keep the copied bytes, whatever it reports."""
         draft = target.create(source.key, 2, source.nbytes, allocate=False)
         try:
             return self.copier.copy(target, draft, origin, source, self.done.append)

@@ -87,7 +87,7 @@ class Bench:
         return found
 
     def left(self, replica: ReplicaId = AT_DISK, how: Callable[[Extent], object] = lambda _: None) -> Extent:
-        """What an earlier daemon left on disk, damaged or not."""
+        """Make the file that an earlier daemon left on disk, damaged or not."""
         extent = put(self.disk.inner, DATA, key=replica.key)
         extent.fresh = False
         how(extent)

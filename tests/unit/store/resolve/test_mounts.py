@@ -1,4 +1,4 @@
-"""Which mount point a path lies under, told from the mount table alone."""
+"""Which mount point a path lies under, found from the mount table alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_table_is_read_by_a_call_that_may_wait_and_once(tmp_path: Path, monk
 
 
 class Changes:
-    """What the kernel tells of the table's open file: each change once."""
+    """Changes that the kernel reports on the table's open file: each once."""
 
     def __init__(self) -> None:
         self.untold: list[tuple[int, int]] = []

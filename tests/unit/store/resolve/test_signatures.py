@@ -1,4 +1,4 @@
-"""What is known of inputs and outputs belongs to an image: its graph first, its first run where that says nothing."""
+"""Inputs and outputs belong to an image: its graph's first, those of its first run where the graph states none."""
 
 from __future__ import annotations
 

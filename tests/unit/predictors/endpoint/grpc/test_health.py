@@ -1,4 +1,4 @@
-"""grpc.health.v1 with Google's own stub: checks, watchers, and what both are told when the endpoint ends."""
+"""grpc.health.v1 with Google's own stub: checks, watchers, and what both get when the endpoint ends."""
 
 from __future__ import annotations
 

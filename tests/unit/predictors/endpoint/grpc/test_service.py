@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("grpc_poller")
 
 def test_a_connection_too_many_is_closed_and_the_others_go_on() -> None:
     async def is_taken(reader: asyncio.StreamReader) -> bool:
-        """Whether the server greets: its settings come first in HTTP/2."""
+        """Return whether the server greets: its settings come first in HTTP/2."""
         try:
             return bool(await reader.read(1))
         except ConnectionError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Client = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-#: What requests for `/never` heard instead of an answer.
+#: Events that requests for `/never` got instead of an answer.
 GONE: list[str] = []
 HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
 

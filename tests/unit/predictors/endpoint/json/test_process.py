@@ -147,7 +147,7 @@ def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def descriptors_of(pid: int) -> list[str]:
-    """What they lead to; one that is closed meanwhile is left out."""
+    """Return the targets of a process's descriptors; one that is closed meanwhile is left out."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):

@@ -27,7 +27,7 @@ JOBS = {
 
 
 class StandIn:
-    """Does jobs here, each when it is told to."""
+    """Does jobs here, each when the test lets it."""
 
     def __init__(self, ledger: list[int]) -> None:
         self.ledger = ledger
@@ -36,7 +36,7 @@ class StandIn:
         self.closed = False
 
     async def do(self, what: int, head: dict[str, Any], data: Any, limit_s: float) -> Done:
-        """As JsonProcess does."""
+        """Do a job as JsonProcess does."""
         del limit_s
         self.ledger.append(sum(memoryview(each).nbytes for each in data))
         await self.may.wait()
@@ -46,7 +46,7 @@ class StandIn:
         return Done(told, memoryview(b"".join(parts)))
 
     async def close(self) -> None:
-        """As JsonProcess does."""
+        """Close as JsonProcess does."""
         self.closed = True
 
 
