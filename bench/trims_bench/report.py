@@ -26,8 +26,8 @@ def latest(folder: Path, names: Sequence[str] = NAMES) -> dict[str, dict[str, An
 
 def markdown(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The table, then what the reader must know of each figure."""
-    yield "| figure | compared | trims | other side | value | bar | |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
+    yield "| figure | compared | trims | other side | value (bar) |"
+    yield "| --- | --- | ---: | ---: | ---: |"
     for name, record in records.items():
         for number, compared in enumerate(record["figure"]["comparisons"]):
             yield _row("" if number else name, compared)
@@ -41,10 +41,12 @@ def _row(name: str, compared: Mapping[str, Any]) -> str:
     both = zip(compared["sides"], compared["medians"], strict=True)
     sides = [readable(side["unit"], middle) for side, middle in both]
     bar = compared["bar"]
-    limit = f"{bar['relation']} {bar['limit']:g} {compared['unit']}" if bar else ""
-    verdict = {None: "", True: "reached", False: "**not reached**"}[compared["reached"]]
     value = f"{compared['value']:.3g} {compared['unit']}"
-    return f"| {' | '.join([name, compared['what'], *[*sides, '', ''][:2], value, limit, verdict])} |"
+    if bar:
+        value += f" ({bar['relation']} {bar['limit']:g})"
+    if compared["reached"] is False:
+        value = f"**{value}**"
+    return f"| {' | '.join([name, compared['what'], *[*sides, '', ''][:2], value])} |"
 
 
 def readable(unit: str, middle: float) -> str:

@@ -224,5 +224,5 @@ def test_a_report_shows_the_newest_full_run_of_each_figure(tmp_path: Path) -> No
     keep("02", 1.5, quick=False)
     keep("03", 7.0, quick=True)
     lines = list(markdown(latest(tmp_path)))
-    assert lines[2] == "| open | c | 1.00 ms | 3 B | 1.5 x | >= 2 x | **not reached** |"
+    assert lines[2] == "| open | c | 1.00 ms | 3 B | **1.5 x (>= 2)** |"
     assert lines[-1] == "- **open**: How long. A note."
