@@ -53,11 +53,6 @@ if TYPE_CHECKING:
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
-#: Numbers in the range of leases that each start of a daemon has for itself; the wire carries numbers below 2^53.
-_LEASES_OF_A_LIFE = 1 << 32
-_LIVES = 1 << 20
-#: Descriptors kept in reserve: an image that is being freed still has one while the next is made.
-_SPARE_IMAGES = 8
 #: Seconds for which a description of a model waits for a look at its file.
 _LOOK_S = 1.0
 #: Pattern of a text that may be the beginning of an image key.

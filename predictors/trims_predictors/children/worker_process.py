@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Seconds between "unload" and SIGKILL.
 _GRACE_S = 5.0
+#: Seconds for which the status of a process that has gone is waited for: its reaper may get no processor before.
+_STATUS_S = 20.0
 #: Seconds between the end of its socket and that of a process.
 _LAST_BREATH_S = 1.0
 
@@ -173,7 +175,7 @@ class PredictorProcess:
 
     async def _end_of(self, otherwise: str) -> str:
         with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self.ended), _GRACE_S)
+            return await asyncio.wait_for(asyncio.shield(self.ended), _STATUS_S)
         return otherwise
 
     async def _tell(self, message: Message, tensors: Sequence[Tensor] | None) -> None:

@@ -395,7 +395,8 @@ class WorkerPool:
         running.forget_idle()
         running.end_run()
         self._count("ended")
-        _log.info("a predictor of %s (process %d) ended: %s", running.deployment.model, running.process.pid, why)
+        level = logging.DEBUG if self._closing else logging.INFO
+        _log.log(level, "a predictor of %s (process %d) ended: %s", running.deployment.model, running.process.pid, why)
         self._learn_failure(
             predictor, running.deployment, PredictorError(f"{running.deployment.model}: its predictor ended: {why}")
         )
