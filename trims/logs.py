@@ -71,7 +71,7 @@ def begin_about(**facts: str) -> None:
 
 
 def facts() -> Mapping[str, Any]:
-    """Return what lines are about now."""
+    """Return the fields, such as model and request, that each log line gets in the present context."""
     return _facts.get()
 
 

@@ -33,12 +33,12 @@ _SETTLE_S = 5.0
 
 
 class Owner:
-    """Owner of device memory, as a keeper is to borrowers.
+    """Owner of device memory that borrowers open: plays the keeper in tests.
 
     Attributes:
-        kind: For `connect`.
+        kind: Name of the CUDA driver, which borrowers pass to `connect`.
         cuda: Connected, with a context on `device`.
-        memory: The driver under test.
+        memory: The way to share device memory that is tested.
     """
 
     def __init__(self, kind: str, driver: str) -> None:

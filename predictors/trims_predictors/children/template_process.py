@@ -290,7 +290,7 @@ def _look_at(ready: asyncio.Future[None]) -> None:
 
 
 def _drop(answer: asyncio.Future[tuple[Message, list[int]]]) -> None:
-    """Take in an answer that is not waited for any more."""
+    """Discard an answer that nothing waits for any more, and close the descriptors that came with it."""
     if not answer.cancelled() and answer.exception() is None:
         message, fds = answer.result()
         messages.close_all(fds)

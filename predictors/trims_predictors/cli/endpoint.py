@@ -169,7 +169,7 @@ def _port(text: str, flag: str, otherwise: str = "") -> int:
 
 
 def _bound(text: str) -> int | None:
-    """Bytes. Raises ConfigError if they are none, or if this machine cannot count what is bounded."""
+    """Parse a bound of memory in bytes. Raises ConfigError if it is no size, or this machine cannot measure memory."""
     from trims_predictors.warm.memory_usage import require_footprints
 
     most_bytes = _memory(text, "--template-memory")

@@ -135,7 +135,10 @@ def warm_up(threads: int) -> None:
 
 
 def share_threads(before: int, threads: int) -> None:
-    """Compute with so many threads from now on, unless model code has set another number than `before`; 0: not set."""
+    """Have torch compute with `threads` threads from now on, unless model code has changed the number from `before`.
+
+    `before` is 0 if no number was set yet.
+    """
     _threads.share(before, threads)
     _threads.watch()
 

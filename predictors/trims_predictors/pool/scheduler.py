@@ -87,7 +87,7 @@ class Schedule:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job, limits: Limits) -> list[Step]:
-        """A request came. Raises BusyError if its queue is full."""
+        """Put a request into its queue. Return the next steps. Raises BusyError if the queue is full."""
         queue = self._queues.get(job.key)
         if queue is None:
             queue = self._queues[job.key] = _Queue(job.key, limits)
@@ -103,7 +103,7 @@ class Schedule:
         return self._serve(queue)
 
     def expect(self, key: DeploymentKey, limits: Limits) -> list[Step]:
-        """A request is about to come: start a predictor for its queue if that has none and no other wants the slot.
+        """Start a predictor for a request that is about to come, if its queue has none and no other wants the slot.
 
         If the request does not come, the predictor idles, or gives its slot up while it still loads.
         """
@@ -116,13 +116,13 @@ class Schedule:
         return steps
 
     def ripen(self, job: Job) -> list[Step]:
-        """The job has waited long enough for others."""
+        """Let a job wait no longer for others to run with. Return the next steps."""
         job.batch_ready = True
         queue = self._queues.get(job.key)
         return self._serve(queue) if queue is not None and job in queue.jobs else []
 
     def cancel(self, job: Job) -> list[Step] | None:
-        """The client gave up, or the job's time to wait is over. None: it is not waiting (any more)."""
+        """Take out a job that is given up, or whose time is over. Return the next steps, None if it does not wait."""
         queue = self._queues.get(job.key)
         if queue is None or job not in queue.jobs:
             return None
@@ -130,7 +130,7 @@ class Schedule:
         return self._settle(queue)
 
     def ready(self, predictor: int) -> list[Step]:
-        """A predictor has loaded its model."""
+        """Note that a predictor has loaded its model. Return the next steps."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.STARTING:
             return []
@@ -147,7 +147,7 @@ class Schedule:
         return self._released(predictor, found)
 
     def failed(self, predictor: int, error: TrimsError) -> list[Step]:
-        """A predictor could not load its model. Its process still has to end."""
+        """Note that a predictor could not load its model; its process still has to end. Return the next steps."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.STARTING:
             return []
@@ -156,7 +156,7 @@ class Schedule:
         return steps + self._disappoint(queue, error)
 
     def ended(self, predictor: int, why: str) -> list[Step]:
-        """A predictor's process is gone, wanted or not: its slot is free."""
+        """Free the slot of a predictor whose process is gone, wanted or not. Return the next steps."""
         found = self._predictors.pop(predictor, None)
         if found is None:
             return []
@@ -184,7 +184,7 @@ class Schedule:
         return self._settle(found.queue)
 
     def expire(self, predictor: int, idles: int) -> list[Step]:
-        """A predictor's keep-alive is over, if it is still in the idle time of this number (see `idles`)."""
+        """End a predictor whose keep-alive is over, if it is still in the idle time of this number (see `idles`)."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.IDLE or found.idles != idles:
             return []
@@ -201,7 +201,7 @@ class Schedule:
         return [step for predictor in list(queue.idle) for step in self._stop(predictor)] + self._settle(queue)
 
     def give_way(self) -> list[Step]:
-        """A predictor finds no room for its model: the one that has been idle longest ends, which is the first step.
+        """End the predictor that has been idle longest, for one that finds no room for its model.
 
         Nothing if none is idle.
         """

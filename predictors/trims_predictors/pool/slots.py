@@ -38,53 +38,53 @@ class Slots:
     # -- events: see those of `Schedule` ---------------------------------------------------------------------------
 
     def submit(self, job: Job, limits: Limits) -> list[Step]:
-        """A request came. Raises BusyError if its queue is full."""
+        """Put a request into its queue. Return the next steps. Raises BusyError if the queue is full."""
         schedule = self._of(job.key)
         return self._noted(schedule, schedule.submit(job, limits))
 
     def expect(self, key: DeploymentKey, limits: Limits) -> list[Step]:
-        """A request is about to come."""
+        """Start a predictor for a request that is about to come, if there is a slot. Return the next steps."""
         schedule = self._of(key)
         return self._noted(schedule, schedule.expect(key, limits))
 
     def ripen(self, job: Job) -> list[Step]:
-        """The job has waited long enough for others."""
+        """Let a job wait no longer for others to run with. Return the next steps."""
         schedule = self._of(job.key)
         return self._noted(schedule, schedule.ripen(job))
 
     def cancel(self, job: Job) -> list[Step] | None:
-        """The client gave up. None: the job is not waiting (any more)."""
+        """Take out a job whose client gave up. Return the next steps, None if the job does not wait."""
         schedule = self._of(job.key)
         steps = schedule.cancel(job)
         return None if steps is None else self._noted(schedule, steps)
 
     def ready(self, predictor: int) -> list[Step]:
-        """A predictor has loaded its model."""
+        """Note that a predictor has loaded its model. Return the next steps."""
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.ready(predictor))
 
     def done(self, predictor: int) -> list[Step]:
-        """A predictor has answered its run."""
+        """Note that a predictor has answered its run. Return the next steps."""
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.done(predictor))
 
     def failed(self, predictor: int, error: TrimsError) -> list[Step]:
-        """A predictor could not load its model."""
+        """Note that a predictor could not load its model. Return the next steps."""
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.failed(predictor, error))
 
     def ended(self, predictor: int, why: str) -> list[Step]:
-        """A predictor's process is gone: its slot is free."""
+        """Free the slot of a predictor whose process is gone. Return the next steps."""
         schedule = self._by_predictor.pop(predictor, None)
         return [] if schedule is None else self._noted(schedule, schedule.ended(predictor, why))
 
     def lost(self, predictor: int) -> list[Step]:
-        """An idle predictor's process is going."""
+        """Give an idle predictor whose process is ending no more requests. Return the next steps."""
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.lost(predictor))
 
     def expire(self, predictor: int, idles: int) -> list[Step]:
-        """A predictor's keep-alive is over."""
+        """End a predictor whose keep-alive is over. Return the next steps."""
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.expire(predictor, idles))
 
@@ -94,7 +94,7 @@ class Slots:
         return self._noted(schedule, schedule.retire(key))
 
     def give_way(self, key: DeploymentKey) -> list[Step]:
-        """A predictor of the deployment finds no room for its model: an idle one of the same tenant ends for it."""
+        """End an idle predictor of the same tenant for one that finds no room for its model. Return the next steps."""
         schedule = self._of(key)
         return self._noted(schedule, schedule.give_way())
 

@@ -184,14 +184,14 @@ class Admission:
         return again
 
     def make_room_again(self, replica: Replica, waiters: list[Waiter], error: NoSpaceError, at_s: float) -> bool:
-        """Evict for a fill for which the machine had less room than the ledger. Return whether that can help.
+        """Evict after a fill failed because the machine had less room than the ledger. Return whether that can help.
 
         1. The capacity counts as what lies there and what the tier says is left, for `BELIEVED_FULL_S` seconds.
         2. The waiters wait for room once more. By the new capacity, idle replicas have to go for it.
         3. What has come back since the fill began counts as left: the tier's figure may be older.
-        4. If the tier does not say what is left, or the machine still has no room after that, as many bytes go as the
-           image takes, or all that may. `_FILLS_WITHOUT_ROOM` fills are the end of it: something else takes the room
-           that comes free.
+        4. If the tier does not say what is left, or the machine still has no room after that, as many bytes are
+           evicted as the image takes, or all that may be. After `_FILLS_WITHOUT_ROOM` failed fills the requests are
+           refused: something else takes the room that comes free.
         """
         ledger, books = self._ledger, self._ledger.capacity.at[replica.place]
         fills, need = replica.fills_without_room + 1, books.takes(replica.nbytes)

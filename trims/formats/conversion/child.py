@@ -113,7 +113,10 @@ class Child:
 
 
 class _Lent(importlib.abc.MetaPathFinder):
-    """Finder of named packages in the parent's environment; all others there would shadow this environment's."""
+    """Import finder that lends this process named packages of the parent's environment, and no others.
+
+    The others would shadow those of this environment.
+    """
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files

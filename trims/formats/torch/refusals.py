@@ -117,7 +117,7 @@ class _Value:
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take what the class or function would be called with."""
+        """Accept the arguments of the class or function that this object stands for; `__new__` keeps them."""
 
     def __setstate__(self, state: Any) -> None:
         self.inside.append(state)
@@ -126,11 +126,11 @@ class _Value:
         self.inside.append(value)
 
     def append(self, value: Any) -> None:
-        """See `list.append`, which the pickle of a list calls."""
+        """Keep a value that the pickle of a list appends."""
         self.inside.append(value)
 
     def extend(self, values: Any) -> None:
-        """See `list.extend`."""
+        """Keep values that the pickle of a list appends at once."""
         self.inside.extend(values)
 
     add = append

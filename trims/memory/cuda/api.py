@@ -65,7 +65,7 @@ class Cuda(Protocol):
         ...
 
     def use(self, uuid: str) -> Device:
-        """`retain` and `bind`."""
+        """Retain the context of the device with this UUID and make it current in this thread: `retain`, then `bind`."""
         ...
 
     def bind(self) -> None:
