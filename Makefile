@@ -40,7 +40,7 @@ bench-smoke: env mxnet-env clients-env ## each benchmark once, with tiny sizes; 
 	$(PYTEST) -m bench_smoke $(ARGS)
 
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
-LOWEST_TESTS := tests/unit/core tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
+LOWEST_TESTS := tests/unit/core tests/unit/manifests tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
   tests/e2e/test_cli.py tests/e2e/test_client_and_daemon.py tests/e2e/test_serving_process.py
 .PHONY: lowest
 lowest: ## tests of store, doors and command with the oldest versions of what they need

@@ -22,8 +22,11 @@ EXTRAS = ".[onnxruntime,safetensors,steps,endpoint]"
 #: What the tests of these folders need beside them.
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema", "psutil")
 TESTS = (
-    *(f"tests/unit/{room}" for room in ("core", "wire", "control", "registry", "daemon", "cli", "client", "formats")),
-    *(f"tests/unit/{room}" for room in ("image", "memory", "store", "tiers", "process", "environments", "background")),
+    *(f"tests/unit/{room}" for room in ("core", "manifests", "wire", "control", "registry", "daemon", "cli", "client")),
+    *(
+        f"tests/unit/{room}"
+        for room in ("formats", "image", "memory", "store", "tiers", "process", "environments", "background")
+    ),
     "tests/e2e/test_cli.py",
     "tests/e2e/test_client_and_daemon.py",
     "tests/e2e/test_serving_process.py",
