@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from exit_status import pytest_sessionfinish, pytest_sessionstart  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

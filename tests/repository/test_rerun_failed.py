@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from repository import ROOT
+from repository import ROOT, SUPPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,8 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {SUPPORT}\n")
+    (tmp_path / "conftest.py").write_text("from exit_status import pytest_sessionfinish, pytest_sessionstart\n")
     return tmp_path
 
 
@@ -63,4 +64,15 @@ def test_more_failures_than_chance_gives_are_not_run_again(project: Path) -> Non
 def test_a_run_that_names_no_test_is_no_success(project: Path) -> None:
     done = check(project)
     assert done.returncode == 1
-    assert "0 tests" in done.stderr
+    assert "exit status 5" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["import os; os._exit(1)", "raise KeyboardInterrupt"])
+def test_a_run_that_broke_off_behind_an_unsteady_test_is_no_success(project: Path, ending: str) -> None:
+    (project / "test_a_unsteady.py").write_text(UNSTEADY)
+    assert check(project).returncode == 0
+    (project / "seen").unlink()
+    (project / "test_b_breaks.py").write_text(f"def test_breaks():\n    {ending}\n")
+    done = check(project)
+    assert done.returncode == 1
+    assert "did not end with all tests run" in done.stderr
