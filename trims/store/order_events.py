@@ -93,11 +93,14 @@ class OrderEvents:
         there = [replica.id for replica in self._shell.places_of(key) if place in (None, replica.place)]
         for replica in there:
             try:
-                self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=drain))
+                self._evict(key, replica.place, drain=drain)
             except InUseError as error:
                 raise InUseError(f"{name or key[:16]}: {error}") from error
         self._shell.wait_for(lambda: all(map(self._settled, there)), timeout_s)
         return [replica.place for replica in there]
+
+    def _evict(self, key: str, place: Place, *, drain: bool) -> None:
+        self._feed(EvictRequested(at_s=self._clock(), key=key, place=place, drain=drain))
 
     def _settled(self, evicted: ReplicaId) -> bool:
         """Return whether a replica is gone or waits for its readers. The image may have been loaded again meanwhile."""
@@ -110,7 +113,7 @@ class OrderEvents:
             return
         for replica in self._shell.places_of(key):
             try:
-                self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=True))
+                self._evict(key, replica.place, drain=True)
             except TrimsError as error:
                 log.warning("%s stays at %s for now: %s", name, replica.place, error)
 
@@ -120,7 +123,7 @@ class OrderEvents:
             if replica.place != DISK:
                 self.pin_changed(replica.key, replica.place, False)
                 try:
-                    self._feed(EvictRequested(at_s=self._clock(), key=replica.key, place=replica.place, drain=True))
+                    self._evict(replica.key, replica.place, drain=True)
                 except InUseError as error:
                     log.warning("%s at %s is not purged: %s", replica.key[:16], replica.place, error)
         self._shell.wait_for(self._is_purged, timeout_s=_PURGE_S)

@@ -1,4 +1,4 @@
-"""PreloadLearner: what a predictor had to import for its model, the next template imports before it is forked.
+"""Preloads that are learned: the next template imports what a predictor had to import for its model.
 
 A template that learns is a new one. It takes the place of the last once it may be forked (see `fork_safety`), so
 modules that are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned
