@@ -3,6 +3,22 @@
 Doors: `capacity`, `quotas`, and the names below for eviction policies of other packages.
 """
 
-from trims.core.policy.eviction import Policy, RankedPolicy, Usage
+from trims.core.policy.eviction import (
+    FirstInFirstOut,
+    GreedyDualSizeFrequency,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    Policy,
+    RankedPolicy,
+    Usage,
+)
 
-__all__ = ["Policy", "RankedPolicy", "Usage"]
+__all__ = [
+    "FirstInFirstOut",
+    "GreedyDualSizeFrequency",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "Policy",
+    "RankedPolicy",
+    "Usage",
+]
