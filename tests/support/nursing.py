@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.children.launcher import Environment, Launcher
@@ -39,5 +40,8 @@ def nurse(
 
 
 async def until(holds: Callable[[], object]) -> None:
+    """Wait until it holds, at most as long as any piece of work may take."""
+    until_s = time.monotonic() + 120
     while not holds():
+        assert time.monotonic() < until_s, "it did not come to hold"
         await asyncio.sleep(0.005)

@@ -316,6 +316,21 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChange:
+    """Models changed: registered, replaced, removed, with another image, or with other inputs and outputs.
+
+    Attributes:
+        names: Their names.
+        all: Too many changed to name them.
+        outside: Manifests may also change where the daemon does not notice it.
+    """
+
+    names: tuple[str, ...]
+    all: bool
+    outside: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Result of a check.
 

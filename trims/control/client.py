@@ -14,6 +14,7 @@ from trims.control.answers import (
     Health,
     Loading,
     Model,
+    ModelChange,
     Replica,
     Report,
     Residents,
@@ -235,6 +236,19 @@ class Admin(_Door):
             finally:
                 call.cancel()
 
+    def watch_models(self) -> Generator[ModelChange, None, None]:
+        """Yield names of models that changed: first an empty change at once, then all from then on.
+
+        Close the generator to end it. Raises NotSupportedError at the first change if the daemon is older than this.
+        """
+        call = self._stub.WatchModels(_NOTHING)
+        with self._errors():
+            try:
+                for message in call:
+                    yield read(ModelChange, message)
+            finally:
+                call.cancel()
+
     # -- the daemon ------------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
@@ -393,6 +407,16 @@ class AsyncAdmin(_Door):
             try:
                 async for message in call:
                     yield read(Change, message)
+            finally:
+                call.cancel()
+
+    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+        """See `Admin.watch_models`: `async for change in admin.watch_models()`."""
+        call = self._stub.WatchModels(_NOTHING)
+        with self._errors():
+            try:
+                async for message in call:
+                    yield read(ModelChange, message)
             finally:
                 call.cancel()
 

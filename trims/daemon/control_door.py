@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trims.daemon.endpoint import EndpointKeeper
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
+    from trims.store.model_changes import Subscription
     from trims.store.pending_requests import Pending
     from trims.store.store import Store
 
@@ -125,6 +126,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._store = store
         self._read = store.read
         self._watchers = store.watchers
+        self._model_changes = store.model_changes
         self._registry = registry
         self._attach = attach
         self._name = SocketName(path)
@@ -167,6 +169,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             raise ManifestError(f"the manifest {error}") from error
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
         self._store.manifest_changed(manifest.name)
+        self._model_changes.tell([manifest.name])
         return self._model(manifest)
 
     @_guarded
@@ -174,6 +177,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         """Forget a name."""
         self._registry.remove(request.name)
         self._store.retire(request.name)
+        self._model_changes.tell([request.name])
         return pb.Empty()
 
     @_guarded
@@ -206,6 +210,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
             self._store.resolver.signatures.learn(keys, found)
+            self._model_changes.tell(name for key in keys if key for name in self._read.names_of(key))
         return pb.Empty()
 
     # -- residency -------------------------------------------------------------------------------------------------
@@ -301,6 +306,21 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             except queue.Empty:
                 continue
             yield views.change(changed, self._read.names_of(changed.key))
+
+    @_guarded
+    def WatchModels(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.ModelChange]:
+        """Yield names of models that changed; subscribed before the first message."""
+        self._begin_stream(context)
+        subscription = self._model_changes.add()
+        context.add_callback(lambda: self._model_changes.remove(subscription))
+        return self._changed_models(subscription, context)
+
+    def _changed_models(self, subscription: Subscription, context: grpc.ServicerContext) -> Iterator[pb.ModelChange]:
+        yield pb.ModelChange(outside=self._registry.changes_outside)
+        while context.is_active() and not self._stopping:
+            names, everything = subscription.take(_POLL_S)
+            if names or everything:
+                yield pb.ModelChange(names=names, all=everything, outside=self._registry.changes_outside)
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 

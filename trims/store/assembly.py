@@ -18,6 +18,7 @@ from trims.store.device_leases import DeviceLeases
 from trims.store.fill.completion import Fills
 from trims.store.fill.runner import Runner, converter_of
 from trims.store.fill.workspace import Workspaces
+from trims.store.model_changes import ModelChanges
 from trims.store.opens import Opens
 from trims.store.order_events import OrderEvents
 from trims.store.pins import Pins
@@ -151,7 +152,7 @@ def build_store(
     devices = [tier for tier in tiers if isinstance(tier, DeviceTier)]
     counters: Counter[str] = Counter()
     residency = _residency(by_place, devices, policies, settings, quotas)
-    feed, ticker, watchers = _Feed(), Ticker(), Watchers(counters)
+    feed, ticker, watchers, model_changes = _Feed(), Ticker(), Watchers(counters), ModelChanges()
     rate_limiter = RateLimiter(settings.behind_bytes_per_s)
     readers = PoolsByMount(world.pools, "read", READERS)
     runner = Runner(
@@ -171,11 +172,12 @@ def build_store(
     )
     feed.connect(fills, shell)
     shell.connect(again=opens.again, filled=fills.follow)
-    resolver.connect(superseded=fills.supersede)
+    resolver.connect(superseded=fills.supersede, changed=model_changes.tell)
     return Store(
         Parts(
             tiers=by_place, resolver=resolver, catalog=catalog, counters=counters, residency=residency, runner=runner,
-            shell=shell, orders=orders, pins=pins, opens=opens, watchers=watchers, ticker=ticker, readers=readers,
+            shell=shell, orders=orders, pins=pins, opens=opens, watchers=watchers,
+            model_changes=model_changes, ticker=ticker, readers=readers,
             rate_limiter=rate_limiter, feed=feed, clock=world.clock,
             read=ReadModel(
                 residency=residency, shell=shell, runner=runner, catalog=catalog, resolver=resolver,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trims.store.catalog import Catalog
     from trims.store.device_leases import DeviceLeases
     from trims.store.fill.runner import Runner
+    from trims.store.model_changes import ModelChanges
     from trims.store.opens import Opens
     from trims.store.order_events import OrderEvents
     from trims.store.read_model import ReadModel
@@ -74,6 +75,7 @@ class Parts:
     pins: Pins
     opens: Opens
     watchers: Watchers
+    model_changes: ModelChanges
     ticker: Ticker
     readers: PoolsByMount
     rate_limiter: RateLimiter
@@ -101,7 +103,7 @@ class Store:
         self.tiers, self.resolver, self.catalog = parts.tiers, parts.resolver, parts.catalog
         self.counters, self.residency, self.runner = parts.counters, parts.residency, parts.runner
         self.read, self.pins, self.watchers = parts.read, parts.pins, parts.watchers
-        self.device_leases = parts.device_leases
+        self.device_leases, self.model_changes = parts.device_leases, parts.model_changes
         self._shell, self._opens, self._orders = parts.shell, parts.opens, parts.orders
         self._feed, self._clock = parts.feed, parts.clock
         self.open, self.load, self.resume = parts.opens.open, parts.opens.load, parts.opens.resume

@@ -324,6 +324,16 @@ class Change(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., old: _Optional[str] = ..., new: _Optional[str] = ..., why: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ModelChange(_message.Message):
+    __slots__ = ("names", "all", "outside")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    outside: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., all: bool = ..., outside: bool = ...) -> None: ...
+
 class CheckRequest(_message.Message):
     __slots__ = ("verify",)
     VERIFY_FIELD_NUMBER: _ClassVar[int]

@@ -74,6 +74,11 @@ class ControlStub(object):
                 request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.Change.FromString,
                 )
+        self.WatchModels = channel.unary_stream(
+                '/trims.v1.Control/WatchModels',
+                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.ModelChange.FromString,
+                )
         self.Check = channel.unary_unary(
                 '/trims.v1.Control/Check',
                 request_serializer=trims_dot_wire_dot_trims__pb2.CheckRequest.SerializeToString,
@@ -179,6 +184,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchModels(self, request, context):
+        """Names of models that changed: registered, replaced, removed, with another image or other tensors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Check(self, request, context):
         """Check the books and, with verify, every byte. Findings are in the reply; an empty list is good news.
         """
@@ -268,6 +280,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.Change.SerializeToString,
+            ),
+            'WatchModels': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchModels,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.ModelChange.SerializeToString,
             ),
             'Check': grpc.unary_unary_rpc_method_handler(
                     servicer.Check,
@@ -500,6 +517,23 @@ class Control(object):
         return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/Watch',
             trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
             trims_dot_wire_dot_trims__pb2.Change.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WatchModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/WatchModels',
+            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.ModelChange.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -1,4 +1,8 @@
-"""Deployments made from the daemon's description of each model: one for each, looked up again every second."""
+"""Deployments made from the daemon's description of each model: one for each, made again once something changed.
+
+The daemon reports changes of models (`ModelWatch`); code and environments lie on disks, and are looked at in the
+background for models that are in use. So a request finds a deployment that is current and asks for nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,28 @@ from trims_predictors.deployment.code_files import code_identity
 from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Deployment
 from trims_predictors.deployment.key import DeploymentKey
+from trims_predictors.deployment.model_watch import ModelWatch
 from trims_predictors.frameworks import PREDICTORS
 from trims_predictors.tensors import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from trims.control import AsyncAdmin, Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.manifest import Manifest
     from trims_predictors.deployment.signatures import Keep
 
-#: Seconds for which a deployment is used before the daemon is asked again.
+#: Seconds for which a deployment is used before the daemon is asked again, where the daemon reports no changes.
 _FRESH_S = 1.0
+#: Seconds between two looks at code and environments.
+_LOOK_S = 1.0
+#: Seconds after a look, in which a deployment counts as current: a look may be late.
+_LOOKED_S = 3.0
+#: Seconds after its last request, for which a model's code and environment are looked at.
+_IN_USE_S = 300.0
+#: Seconds after which another daemon may answer, where it is not watched.
+_ANOTHER_S = 30.0
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
 _log = logging.getLogger(__name__)
@@ -39,9 +52,26 @@ _FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
 
 @dataclass(slots=True)
 class _Known:
+    """A deployment, and what it was made of.
+
+    Attributes:
+        manifest: Of the model.
+        framework: Name of the framework that runs it; empty for none.
+        surroundings: Its environment, and the identity of the code beside its manifest.
+        key: Of the model's image; empty while it is not known.
+        asked_s: When the daemon was asked.
+        looked_s: When code and environment were looked at.
+        used_s: When a request wanted it last.
+    """
+
     deployment: Deployment
+    manifest: Manifest
+    framework: str
+    surroundings: tuple[Environment, str]
     key: str
     asked_s: float
+    looked_s: float
+    used_s: float
 
 
 class Deployments:
@@ -51,17 +81,73 @@ class Deployments:
         daemon: Its control door.
         picker: Says which environment a framework runs in.
         retire: Called with the key of a deployment that is replaced.
+        clock: Monotonic seconds.
     """
 
     def __init__(
-        self, daemon: AsyncAdmin, picker: InterpreterSelection, retire: Callable[[DeploymentKey], None]
+        self,
+        daemon: AsyncAdmin,
+        picker: InterpreterSelection,
+        retire: Callable[[DeploymentKey], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._daemon = daemon
         self._picker = picker
         self._retire = retire
+        self._clock = clock
         self._processors = processors()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
+        #: Known names that something changed of since the daemon was asked last.
+        self._changed: set[str] = set()
+        self._watch = ModelWatch(daemon, self._mark)
+
+    async def watch(self) -> None:
+        """Keep all deployments current until the task is cancelled."""
+        watching = asyncio.ensure_future(self._watch.run())
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                await self.look()
+        finally:
+            watching.cancel()
+
+    async def look(self) -> None:
+        """Look at code and environments of models in use; have deployments that they changed made again."""
+        now_s = self._clock()
+        looked_at = [known for known in self._known.values() if now_s - known.used_s <= _IN_USE_S]
+        differ = await asyncio.to_thread(lambda: [self._differs(known) for known in looked_at])
+        for known, differs in zip(looked_at, differ, strict=True):
+            known.looked_s = now_s
+            if differs:
+                self._mark((known.deployment.model,))
+
+    def _differs(self, known: _Known) -> bool:
+        try:
+            return self._surroundings(known.manifest, known.framework) != known.surroundings
+        except TrimsError:
+            return True  # the next request asks for it, and gets the error
+
+    def _mark(self, names: Iterable[str] | None) -> None:
+        """Have models asked for again at their next requests; None for all."""
+        there = self._known.keys() | self._asking.keys()
+        self._changed.update(there if names is None else there.intersection(names))
+
+    @property
+    def daemon_life(self) -> object:
+        """Return another value once another daemon may answer."""
+        return self._watch.streams if self._watch.is_complete else int(self._clock() / _ANOTHER_S)
+
+    def current(self, name: str, version: str = "") -> Deployment | None:
+        """Return the deployment of a model if nothing changed since it was made; None: `of` finds out."""
+        known = self._known.get(name)
+        if known is None or version not in ("", known.deployment.version) or name in self._changed:
+            return None
+        watched = self._watch.is_complete
+        known.used_s = now_s = self._clock()
+        since_s = now_s - (known.looked_s if watched else known.asked_s)
+        return known.deployment if since_s <= (_LOOKED_S if watched else _FRESH_S) else None
 
     async def of(self, name: str, version: str = "") -> Deployment:
         """The deployment of a model; while the daemon is away, as it was: predictors that run need no daemon.
@@ -75,13 +161,15 @@ class Deployments:
             NotSupportedError: Nothing says what runs it.
             DaemonAwayError: No daemon answers, and none was asked for this model before.
         """
+        current = self.current(name, version)
+        if current is not None:
+            return current
         known = self._known.get(name)
-        if known is None or time.monotonic() - known.asked_s > _FRESH_S:
-            try:
-                known = await self._fresh(name)
-            except DaemonAwayError:
-                if known is None:
-                    raise
+        try:
+            known = await self._fresh(name)
+        except DaemonAwayError:
+            if known is None:
+                raise
         if version and version != known.deployment.version:
             raise ModelNotFoundError(f"{name!r} has the version {known.deployment.version}, not {version!r}")
         return known.deployment
@@ -105,16 +193,27 @@ class Deployments:
             ended.exception()  # all that waited may have hung up, and asyncio would log what none has seen
 
     async def _ask(self, name: str, before: _Known | None) -> _Known:
+        self._changed.discard(name)  # what changes from now on is found out by the next request
+        asked_s = self._clock()
         try:
             model = await self._daemon.show(name)
+            manifest = parse_manifest(model.manifest, model.origin)
+            framework = framework_of(manifest, model.format)
+            surroundings = await asyncio.to_thread(self._surroundings, manifest, framework)  # they lie on a disk
+            deployment = self._deployment(model, manifest, framework, surroundings)
         except ModelNotFoundError:
             self.forget(name)
             raise
-        deployment = await asyncio.to_thread(self.make, model)  # it looks at environments, which lie on a disk
+        except BaseException:
+            self._changed.add(name)
+            raise
         if before is not None and (before.deployment.key != deployment.key or _differ(before.key, model.key)):
             self._retire(before.deployment.key)
-        self._known[name] = _Known(deployment, model.key or (before.key if before else ""), time.monotonic())
-        return self._known[name]
+        key, now_s = model.key or (before.key if before else ""), self._clock()
+        self._known[name] = known = _Known(
+            deployment, manifest, framework, surroundings, key, asked_s, looked_s=now_s, used_s=now_s
+        )
+        return known
 
     def knows(self, name: str) -> bool:
         """Return whether the model was registered when the daemon was asked last."""
@@ -133,6 +232,7 @@ class Deployments:
     def forget(self, name: str) -> None:
         """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
         known = self._known.pop(name, None)
+        self._changed.discard(name)
         if known is not None:
             self._retire(known.deployment.key)
 
@@ -142,10 +242,17 @@ class Deployments:
         Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
         """
         manifest = parse_manifest(model.manifest, model.origin)
-        settings = manifest.predictor
         framework = framework_of(manifest, model.format)
-        environment = self._environment(manifest, framework)
-        told = model.manifest_json + environment.python + code_identity(manifest)
+        return self._deployment(model, manifest, framework, self._surroundings(manifest, framework))
+
+    def _surroundings(self, manifest: Manifest, framework: str) -> tuple[Environment, str]:
+        return self._environment(manifest, framework), code_identity(manifest)
+
+    def _deployment(
+        self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str]
+    ) -> Deployment:
+        settings, (environment, code) = manifest.predictor, surroundings
+        told = model.manifest_json + environment.python + code
         return Deployment(
             key=DeploymentKey(model.name, hashlib.sha256(told.encode()).hexdigest()[:12]),
             model=model.name,

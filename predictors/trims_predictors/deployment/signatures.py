@@ -50,6 +50,8 @@ class Signatures:
 
     def __init__(self) -> None:
         self._loaded: dict[str, _Loaded] = {}
+        #: Deployments by model whose inputs and outputs are known, so that no run has to be looked at.
+        self._whole: dict[str, Deployment] = {}
 
     def learn(self, deployment: Deployment, loaded: Message) -> None:
         """Keep what a predictor says that has loaded the model."""
@@ -57,6 +59,7 @@ class Signatures:
         image, before = loaded.get("image", [""])[0], self._of(deployment)
         seen = before.seen if before.image == image else NO_SIGNATURE
         self._loaded[deployment.model] = _Loaded(deployment.key.of_model(), image, said, seen)
+        self._whole.pop(deployment.model, None)
 
     def see(
         self, deployment: Deployment, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -71,7 +74,11 @@ class Signatures:
         Returns:
             The key of the image that ran, and what is known since; None if that is nothing new.
         """
+        if self._whole.get(deployment.model) is deployment:
+            return None
         known, (taken, given) = self._of(deployment), self.described(deployment)
+        if taken and given:
+            self._whole[deployment.model] = deployment
         if deployment.environment.tenant or (taken and (given or not outputs)):
             return None
         seen = Signature(

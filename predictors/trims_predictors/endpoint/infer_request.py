@@ -74,6 +74,10 @@ class InferRequest:
         wanted: Outputs that are asked for; None for all.
         shared: Index of an input -> where its data lies.
         model: The model's name as KServe's client repeats it beside the path; None if the request does not say it.
+        place: Place for the model's weights; None for the manifest's.
+        keep_alive_s: Seconds that its predictor stays; None for what the model says.
+        queue_deadline_s: Seconds to wait for a predictor; None for what the endpoint says.
+        priority: Priority level, 1 for the highest; 0 for the model's default.
     """
 
     inputs: list[Tensor]
@@ -82,50 +86,10 @@ class InferRequest:
     wanted: dict[str, Wanted] | None = None
     shared: dict[int, SharedRange] = field(default_factory=dict)
     model: object = None
-
-    @property
-    def place(self) -> str | None:
-        """Return the place for the model's weights; None for the manifest's. Raises CallerError for no place."""
-        value = self.parameters.get("place")
-        if value is None or value == ANYWHERE:
-            return value
-        if not isinstance(value, str):
-            raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu'")
-        return str(Place.parse(value))
-
-    @property
-    def keep_alive_s(self) -> float | None:
-        """Seconds that its predictor stays; None for what the model says. Raises CallerError."""
-        return self._seconds("keep_alive")
-
-    @property
-    def queue_deadline_s(self) -> float | None:
-        """Seconds to wait for a predictor; None for what the endpoint says. Raises CallerError.
-
-        `timeout` is that of the extension schedule_policy: in microseconds, with 0 for none.
-        """
-        deadline_s = self._seconds("deadline")
-        timeout_us = self._count("timeout", _MOST_MICROSECONDS)
-        if deadline_s is not None and timeout_us:
-            raise CallerError("the request has the parameters 'deadline' and 'timeout', which say the same; send one")
-        return timeout_us / 1e6 if timeout_us else deadline_s
-
-    @property
-    def priority(self) -> int:
-        """Return the priority level, 1 for the highest; 0 for the model's default. Raises CallerError."""
-        return self._count("priority", 1 << 32)
-
-    def _seconds(self, name: str) -> float | None:
-        value = self.parameters.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise CallerError(f"the parameter {name!r} is {value!r:.80}; it must be seconds, from 0 to less than 1e9")
-        return float(value)
-
-    def _count(self, name: str, most: int) -> int:
-        value = self.parameters.get(name)
-        return 0 if value is None else _whole(value, name, "the request", most)
+    place: str | None = None
+    keep_alive_s: float | None = None
+    queue_deadline_s: float | None = None
+    priority: int = 0
 
     def chosen(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Wanted]]:
         """Return the requested outputs of a response, each with its form. Raises CallerError for a missing one."""
@@ -169,10 +133,48 @@ def make_request(
         if (found := _of_input(tensor.name, given, http=http)) is not None
     }
     wanted = _wanted_outputs(outputs, http=http)
-    request = InferRequest(inputs, request_id, parameters, wanted, shared)
-    # Read now: what is wrong with them is to be known before the model runs.
-    _ = request.place, request.keep_alive_s, request.queue_deadline_s, request.priority
-    return request
+    if not parameters:
+        return InferRequest(inputs, request_id, parameters, wanted, shared)
+    return InferRequest(
+        inputs, request_id, parameters, wanted, shared, place=_place(parameters),
+        keep_alive_s=_seconds(parameters, "keep_alive"), queue_deadline_s=_queue_deadline_s(parameters),
+        priority=_count(parameters, "priority", 1 << 32),
+    )  # fmt: skip
+
+
+def _place(parameters: Parameters) -> str | None:
+    value = parameters.get("place")
+    if value is None or value == ANYWHERE:
+        return value
+    if not isinstance(value, str):
+        raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu'")
+    return str(Place.parse(value))
+
+
+def _queue_deadline_s(parameters: Parameters) -> float | None:
+    """Return the seconds to wait for a predictor.
+
+    `timeout` is that of the extension schedule_policy: in microseconds, with 0 for none.
+    """
+    deadline_s = _seconds(parameters, "deadline")
+    timeout_us = _count(parameters, "timeout", _MOST_MICROSECONDS)
+    if deadline_s is not None and timeout_us:
+        raise CallerError("the request has the parameters 'deadline' and 'timeout', which say the same; send one")
+    return timeout_us / 1e6 if timeout_us else deadline_s
+
+
+def _seconds(parameters: Parameters, name: str) -> float | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise CallerError(f"the parameter {name!r} is {value!r:.80}; it must be seconds, from 0 to less than 1e9")
+    return float(value)
+
+
+def _count(parameters: Parameters, name: str, most: int) -> int:
+    value = parameters.get(name)
+    return 0 if value is None else _whole(value, name, "the request", most)
 
 
 def shared_range(parameters: Parameters, where: str) -> SharedRange | None:

@@ -81,7 +81,8 @@ async def _serve(settings: EndpointSettings) -> None:
             ending.add_sign(service.drain)
             if settings.tenants and settings.pool.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
-            looks = asyncio.ensure_future(_look_for_hot_models(settings, daemon, service))
+            looks = [asyncio.ensure_future(service.watch())]
+            looks.append(asyncio.ensure_future(_look_for_hot_models(settings, daemon, service)))
             try:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
@@ -90,7 +91,8 @@ async def _serve(settings: EndpointSettings) -> None:
                 with _announced(settings, sock, grpc, ending):
                     await _answer(settings, service, workers, sock, ending)
             finally:
-                looks.cancel()
+                for each in looks:
+                    each.cancel()
                 await ending.wait()
                 await workers.close()
                 await service.close()

@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
+    from trims.tenants import Tenant
     from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
-#: Seconds between two questions where the daemon has its files: another one may have been started.
-_HIDE_AGAIN_S = 30.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
 )  # fmt: skip
@@ -81,7 +80,8 @@ class Service:
         #: Statistics by tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
-        self._look_again_s = 0.0
+        #: Life of the daemon whose files were hidden from predictors.
+        self._hidden_in: object = None
         self._labels = Labels()
         self.metrics = Metrics()
         self.shared_memory = shared_memory or SharedMemory()
@@ -118,16 +118,19 @@ class Service:
         tenant = caller()
         return [each for each in await self._daemon.models() if tenant is None or tenant.may_open(each.name)]
 
+    def _is_hidden(self) -> bool:
+        return self._hidden_in == self._deployments.daemon_life
+
     async def _hide_files(self) -> None:
         """Have predictors not see the daemon's files, wherever it has them."""
-        now_s = time.monotonic()
-        if now_s < self._look_again_s:
+        if self._is_hidden():
             return
+        life = self._deployments.daemon_life
         try:
             told = await self._daemon.status()
         except TrimsError:
             return  # no model can be opened either, and the next request asks again
-        self._look_again_s = now_s + _HIDE_AGAIN_S
+        self._hidden_in = life
         self.pool.hide(told.health.state_dir)
 
     async def deployment(self, model: str, version: str = "") -> Deployment:
@@ -146,6 +149,10 @@ class Service:
             raise ModelNotFoundError(f"Request for unknown model: {error}") from error
         self.metrics.register(model)
         return deployment if tenant is None else deployment.for_tenant(tenant.name)
+
+    async def watch(self) -> None:
+        """Keep what is known of models current until the task is cancelled."""
+        await self._deployments.watch()
 
     async def metrics_page(self) -> bytes:
         """Return the page of metrics for Prometheus, with the daemon's figures if it answers soon."""
@@ -192,16 +199,14 @@ class Service:
         self, model: str, version: str, asked: InferRequest, span: RequestSpan | None
     ) -> tuple[Deployment, Answer]:
         began = time.perf_counter()
-        tensors, place = asked.inputs, asked.place
-        tenant = caller()
-        guess = self._deployments.guess(model, version)
-        if guess is not None and (tenant is None or tenant.may_open(model)):
-            guess = guess if place is None else guess.at(place)
-            self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
-        deployment = await self.deployment(model, version)
+        tensors, place, tenant = asked.inputs, asked.place, caller()
+        deployment = self._deployments.current(model, version) if tenant is None and self._is_hidden() else None
+        if deployment is None:
+            self._expect(model, version, asked)
+            deployment = await self.deployment(model, version)
         if place is not None:
             deployment = deployment.at(place)
-        statistics = self._statistics_of(model)
+        statistics = self._statistics_of(model, tenant)
         try:
             answer = await self.pool.infer(
                 deployment,
@@ -223,10 +228,16 @@ class Service:
             span.answered(deployment, answer)
         return deployment, answer
 
-    def _statistics_of(self, model: str) -> list[ModelStatistics]:
+    def _expect(self, model: str, version: str, asked: InferRequest) -> None:
+        """Have a predictor load, as the model was last known, while the deployment is looked up again."""
+        tenant, guess = caller(), self._deployments.guess(model, version)
+        if guess is not None and (tenant is None or tenant.may_open(model)):
+            guess = guess if asked.place is None else guess.at(asked.place)
+            self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), asked.inputs)
+
+    def _statistics_of(self, model: str, tenant: Tenant | None) -> list[ModelStatistics]:
         """Return the counters of a request: the model's statistics, and for a tenant its own as well."""
-        tenant = caller()
-        names = ["", *([] if tenant is None else [tenant.name])]
+        names = [""] if tenant is None else ["", tenant.name]
         return [self._statistics.setdefault((name, model), ModelStatistics()) for name in names]
 
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:

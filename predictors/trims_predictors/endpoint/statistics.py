@@ -15,20 +15,12 @@ class _Sum:
     count: int = 0
     ns: int = 0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.ns += round(seconds * 1e9)
-
     def told(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
 
 
-#: Parts of a run, and the stages of an answer that they are made of.
-_COMPUTE = {
-    "compute_input": ("input_s", "preprocess_s"),
-    "compute_infer": ("predict_s",),
-    "compute_output": ("postprocess_s", "output_s"),
-}
+#: Parts of a run.
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(slots=True)
@@ -69,8 +61,13 @@ class ModelStatistics:
         self.cold += answer.cold
         self.last_ms = time.time_ns() // 1_000_000
         self._add("success", seconds)
-        self._add("queue", answer.stages.get("queue_s", 0.0))
-        parts = {name: sum(answer.stages.get(each, 0.0) for each in stages) for name, stages in _COMPUTE.items()}
+        stages = answer.stages.get
+        self._add("queue", stages("queue_s", 0.0))
+        parts = {
+            "compute_input": stages("input_s", 0.0) + stages("preprocess_s", 0.0),
+            "compute_infer": stages("predict_s", 0.0),
+            "compute_output": stages("postprocess_s", 0.0) + stages("output_s", 0.0),
+        }
         for name, part_s in parts.items():
             self._add(name, part_s)
         batch = self.batches.setdefault(answer.run_rows, _Batch())
@@ -83,7 +80,9 @@ class ModelStatistics:
         self._add("fail", seconds)
 
     def _add(self, name: str, seconds: float) -> None:
-        self.sums.setdefault(name, _Sum()).add(seconds)
+        counted = self.sums.setdefault(name, _Sum())
+        counted.count += 1
+        counted.ns += round(seconds * 1e9)
 
     def told(self, name: str, version: str) -> dict[str, Any]:
         """Return the counts in the shape of the extension; `cold_count` is ours."""

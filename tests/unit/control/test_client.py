@@ -96,6 +96,14 @@ def test_changes_are_watched(admin: Admin, daemon: Daemon, checkpoint: Callable[
     changes.close()
 
 
+def test_names_of_models_that_changed_are_watched(admin: Admin, checkpoint: Callable[..., Path]) -> None:
+    changes = admin.watch_models()
+    assert next(changes).names == ()
+    admin.add(checkpoint("m"), lazy=True)
+    assert next(changes).names == ("m",)
+    changes.close()
+
+
 def test_a_request_out_of_range_is_refused_before_anything_is_loaded(
     admin: Admin, daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
@@ -135,6 +143,9 @@ def test_asyncio_gets_the_same_answers(daemon: Daemon, checkpoint: Callable[...,
             with pytest.raises(InUseError):
                 await admin.evict("m")
             await admin.unpin("m")
+            models = admin.watch_models()
+            assert (await anext(models)).names == ()
+            await models.aclose()
             changes = await admin.watch()
             await admin.evict("m")
             assert (await anext(changes)).names == ("m",)

@@ -188,6 +188,32 @@ def test_a_watcher_is_told_every_change_from_the_moment_it_subscribed(
     wait_until(lambda: len(daemon.store.watchers) == 0, "it is still subscribed")
 
 
+def test_a_watcher_of_models_gets_the_names_of_those_that_changed(
+    daemon: Daemon, stub: Any, manifest: Callable[..., str]
+) -> None:
+    changes = stub.WatchModels(pb.Empty(), timeout=20)
+    first = next(changes)
+    assert (list(first.names), first.all, first.outside) == ([], False, False)
+
+    def next_names() -> list[str]:
+        change = next(changes)
+        assert not change.all
+        return list(change.names)
+
+    register(stub, manifest())
+    assert next_names() == ["m"]
+    list(stub.Load(pb.LoadRequest(name="m")))
+    assert next_names() == ["m"], "its image is known"
+    key = stub.Describe(pb.NameRequest(name="m")).key
+    tensor = pb.TensorInfo(name="x", dtype="FP32", shape=[-1])
+    stub.Learn(pb.LearnRequest(name="m", key=key, inputs=[tensor], outputs=[tensor]))
+    assert next_names() == ["m"], "its tensors are known"
+    stub.Unregister(pb.NameRequest(name="m"))
+    assert next_names() == ["m"]
+    changes.cancel()
+    wait_until(lambda: len(daemon.store.model_changes) == 0, "it is still subscribed")
+
+
 def test_one_stream_too_many_is_refused_and_short_calls_go_on(
     serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:

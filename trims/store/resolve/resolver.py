@@ -162,10 +162,16 @@ class Resolver:
         #: Inputs and outputs of models.
         self.signatures = Signatures(catalog)
         self._superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - nothing follows
+        self._changed: Callable[[list[str]], None] = lambda names: None  # noqa: ARG005
 
-    def connect(self, *, superseded: Callable[[str, str], None]) -> None:
-        """Name who learns, from a worker, of a key that no name stands for any more, and of the key in its place."""
-        self._superseded = superseded
+    def connect(self, *, superseded: Callable[[str, str], None], changed: Callable[[list[str]], None]) -> None:
+        """Name who learns of results. Both are called from a worker.
+
+        Args:
+            superseded: Given a key that no name stands for any more, and the key in its place.
+            changed: Given the names whose key, format or tensors are other ones than before.
+        """
+        self._superseded, self._changed = superseded, changed
 
     @property
     def compares(self) -> bool:
@@ -237,7 +243,7 @@ class Resolver:
         with self._lock:
             if self.epoch(name) != epoch:
                 return False
-            self._known[name] = resolved
+            before, self._known[name] = self._known.get(name), resolved
             while len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
             manifest = _text_of(resolved.manifest)
@@ -245,6 +251,8 @@ class Resolver:
             superseded = self._catalog.remember_key(name, resolved.key, manifest) if resolved.hashed else None
         if superseded is not None:
             self._superseded(superseded, resolved.key)
+        if before is None or (before.key, before.artifact.format) != (resolved.key, resolved.artifact.format):
+            self._changed([name])
         return True
 
     def format_known(self, manifest: Manifest) -> str:
@@ -263,7 +271,9 @@ class Resolver:
         if manifest.artifact.builder is not None:
             return ""
         found = manifest.artifact.format or detect(self._main_file(manifest)).format
-        self._catalog.remember_format(name, found, _text_of(manifest))
+        if found != self.format_known(manifest):
+            self._catalog.remember_format(name, found, _text_of(manifest))
+            self._changed([name])
         return found
 
     def where_now(self, name: str) -> str | None:

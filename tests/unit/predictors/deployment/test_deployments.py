@@ -7,18 +7,22 @@ import dataclasses
 import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_environments import put
+from nursing import until
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment import deployments
 from trims_predictors.deployment.deployments import Deployments
 
-from trims.control.answers import Model, TensorInfo
+from trims.control.answers import Model, ModelChange, TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
 
 
 def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:
@@ -36,6 +40,11 @@ class Daemon:
         self.models = {each.name: each for each in models}
         self.asked = 0
         self.away = False
+        self.changes: asyncio.Queue[ModelChange | None] = asyncio.Queue()
+
+    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+        while (change := await self.changes.get()) is not None:
+            yield change
 
     async def show(self, name: str) -> Model:
         self.asked += 1
@@ -308,3 +317,133 @@ def test_tensors_of_a_graph_are_those_of_requests_where_no_code_is_between(
     assert [each.name for each in deployment.found.inputs] == inputs
     assert [each.name for each in deployment.found.outputs] == outputs
     assert deployment.is_plain is plain
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watching(work: Callable[[Deployments, Daemon, Clock], Any], daemon: Daemon, picker: Any = None) -> None:
+    """Run `work` with deployments that hear of each change that `daemon.changes` gets."""
+    clock = Clock()
+
+    async def run() -> None:
+        retired: list[Any] = []
+        known = Deployments(daemon, picker or InterpreterSelection({}), retired.append, clock=clock)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(known.watch())
+        await daemon.changes.put(ModelChange((), all=False, outside=False))
+        await until(lambda: isinstance(known.daemon_life, int) and known._watch.is_complete)
+        await work(known, daemon, clock)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
+def test_a_watched_model_is_asked_for_again_only_after_a_change() -> None:
+    torch = {"name": "torch"}
+
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        first = await known.of("m")
+        for _ in range(20):
+            clock.now_s += 2.0
+            await known.look()
+            assert await known.of("m") is first
+            assert known.current("m") is first
+        assert daemon.asked == 1
+        daemon.models["m"] = model(framework=torch, predictor={"threads": 3})
+        await daemon.changes.put(ModelChange(("other", "m"), all=False, outside=False))
+        await until(lambda: known.current("m") is None)
+        assert known.guess("m") is first
+        assert (await known.of("m")).threads == 3
+        assert daemon.asked == 2
+
+    watching(work, Daemon(model(framework=torch), model(name="other", framework=torch)))
+
+
+def test_a_change_while_the_daemon_is_asked_makes_the_next_request_ask_again() -> None:
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        del clock
+        asked, answer, show = asyncio.Event(), asyncio.Event(), daemon.show
+
+        async def slow(name: str) -> Model:
+            found = await show(name)
+            asked.set()
+            await answer.wait()
+            return found
+
+        daemon.show = slow  # type: ignore[method-assign]
+        asking = asyncio.ensure_future(known.of("m"))
+        await asked.wait()
+        daemon.models["m"] = model(framework={"name": "torch"}, predictor={"threads": 3})
+        known._mark(("m",))
+        answer.set()
+        await asking
+        assert known.current("m") is None
+        assert (await known.of("m")).threads == 3
+
+    watching(work, Daemon(model(framework={"name": "torch"})))
+
+
+def test_a_daemon_that_is_not_watched_any_more_is_asked_after_a_second() -> None:
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        first = await known.of("m")
+        await daemon.changes.put(None)
+        await until(lambda: not known._watch.is_complete)
+        assert await known.of("m") is first
+        clock.now_s += 1.1
+        await known.of("m")
+        assert daemon.asked == 2
+
+    watching(work, Daemon(model(framework={"name": "torch"})))
+
+
+def test_code_beside_a_manifest_that_is_edited_makes_its_deployment_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class P: pass\n")
+    described = dataclasses.replace(
+        model(framework={"name": "torch"}, predictor={"call": "mine:P"}), origin=str(tmp_path)
+    )
+
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        del daemon
+        first = await known.of("m")
+        await known.look()
+        assert known.current("m") is first
+        (tmp_path / "mine.py").write_text("class P: edited = True\n")
+        await known.look()
+        assert known.current("m") is None
+        second = await known.of("m")
+        assert second.key != first.key
+        clock.now_s += 10.0  # looks are late, as when a disk hangs
+        assert known.current("m") is None
+
+    watching(work, Daemon(described))
+
+
+def test_a_model_without_requests_is_looked_at_no_more_and_asked_for_at_the_next() -> None:
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        await known.of("m")
+        clock.now_s += 301.0
+        await known.look()
+        assert known.current("m") is None
+        await known.of("m")
+        assert daemon.asked == 2
+
+    watching(work, Daemon(model(framework={"name": "torch"})))
+
+
+def test_a_model_that_cannot_run_any_more_is_refused_at_each_request() -> None:
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        del clock
+        await known.of("m")
+        daemon.models["m"] = model(format_name="safetensors")
+        known._mark(None)
+        for _ in range(2):
+            with pytest.raises(NotSupportedError):
+                await known.of("m")
+
+    watching(work, Daemon(model(framework={"name": "torch"})))

@@ -6,16 +6,17 @@ import asyncio
 import json
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from nursing import until
 from trims_predictors.deployment.deployment import Answer, Deployment
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.shared_memory import Lent
 from trims_predictors.pool.load_failures import Failures
 
-from trims.control.answers import Model
+from trims.control.answers import Model, ModelChange
 from trims.core.errors import (
     ArtifactError,
     CapacityError,
@@ -26,6 +27,9 @@ from trims.core.errors import (
 )
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.serving import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 
 def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) -> Model:
@@ -94,6 +98,10 @@ class Daemon:
 
     async def unpin(self, name: str, place: str) -> None:
         self.did.append(("unpin", name, place))
+
+    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+        yield ModelChange((), all=False, outside=False)
+        await asyncio.sleep(60)
 
 
 class WorkerPool:
@@ -198,7 +206,9 @@ def test_requests_and_failures_are_counted(service: Service, pool: WorkerPool) -
 def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, pool: WorkerPool) -> None:
     async def run() -> None:
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
-        assert pool.expected == []
+        await service.infer("m", "", InferRequest([]), NONE_SHARED)
+        assert pool.expected == [], "nothing changed: the deployment is there at once"
+        service._deployments._mark(None)
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
         assert pool.expected == ["m"]
         with pytest.raises(ModelNotFoundError):
@@ -377,7 +387,7 @@ def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
 
 
 def test_the_daemon_s_files_are_hidden_before_the_first_predictor_wherever_they_are(
-    service: Service, daemon: Daemon, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def work() -> None:
         daemon.health = None
@@ -387,10 +397,11 @@ def test_the_daemon_s_files_are_hidden_before_the_first_predictor_wherever_they_
         for _ in range(3):
             await service.deployment("m")
         assert pool.hidden == ["/state"]
-        monkeypatch.setattr("trims_predictors.endpoint.service._HIDE_AGAIN_S", 0.0)
-        service._look_again_s = 0.0
+        watching = asyncio.ensure_future(service.watch())
+        await until(lambda: service._deployments._watch.is_complete)
         for _ in range(2):
             await service.deployment("m")
-        assert len(pool.hidden) == 3
+        assert len(pool.hidden) == 2, "another daemon may answer, which has its files elsewhere"
+        watching.cancel()
 
     asyncio.run(work())

@@ -1,0 +1,63 @@
+"""Watch of a daemon's models: reports which ones changed, so that no request has to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from trims.core.errors import NotSupportedError, TrimsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trims.control import AsyncAdmin
+
+_log = logging.getLogger(__name__)
+#: Seconds until a daemon that is away is asked again.
+_AGAIN_S = 1.0
+
+
+class ModelWatch:
+    """Stream of changes of one daemon, taken up again whenever it ends.
+
+    Args:
+        daemon: Its control door.
+        changed: Called with the names of models that changed; None for all: what happened before is not known.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, changed: Callable[[Iterable[str] | None], None]) -> None:
+        self._daemon = daemon
+        self._changed = changed
+        #: Whether every change is reported now. Else a description is to be asked for again after a moment.
+        self.is_complete = False
+        #: Streams that have begun and ended: with another number, another daemon may answer.
+        self.streams = 0
+        self._warned = False
+
+    async def run(self) -> None:
+        """Watch until the task is cancelled. A daemon that is away is asked again."""
+        while True:
+            try:
+                await self._follow()
+            except NotSupportedError:
+                if not self._warned:
+                    _log.warning("the daemon is older and reports no changes of models: it is asked every second")
+                self._warned = True
+            except TrimsError as error:
+                _log.debug("models are not watched: %s", error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _follow(self) -> None:
+        first = True
+        try:
+            async for change in self._daemon.watch_models():
+                if first or change.all:
+                    self.streams += first
+                    first = False
+                    self._changed(None)
+                self._changed(change.names)
+                self.is_complete = not change.outside
+        finally:
+            self.is_complete = False
+            self.streams += not first
