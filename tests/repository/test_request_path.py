@@ -1,0 +1,26 @@
+"""A warm open and a warm request pass few calls and files, however long ago the last one was."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+from repository import ROOT
+
+
+@pytest.fixture(scope="module")
+def tool(request: pytest.FixtureRequest) -> object:
+    sys.path.append(str(ROOT / "tools"))
+    request.addfinalizer(lambda: sys.path.remove(str(ROOT / "tools")))
+    return importlib.import_module("request_path")
+
+
+def test_a_warm_open_and_a_warm_request_pass_few_calls_and_files(tool: object) -> None:
+    opened, answered = tool.paths()  # type: ignore[attr-defined]
+    assert {call.part for call in opened} == {"client", "daemon"}
+    assert {call.part for call in answered} == {"endpoint", "predictor"}, "no daemon is asked"
+    for calls, most_calls, most_files in ((opened, 330, 44), (answered, 400, 52)):
+        lines = "\n".join(f"{call.part} {call.file}:{call.function}" for call in calls)
+        assert len(calls) <= most_calls, lines
+        assert len(tool.files(calls)) <= most_files, lines  # type: ignore[attr-defined]
