@@ -20,6 +20,7 @@ import trims_predictors
 import trims
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 _PACKAGES = {str(Path(each.__file__).parent): each.__name__ for each in (trims, trims_client, trims_predictors)}
@@ -35,8 +36,8 @@ class Call(NamedTuple):
     function: str
 
 
-def record(path: str, part: str) -> None:
-    """Record every call in this thread, and in threads that are started from now on, until the process ends."""
+def record(path: str, part: str) -> Callable[[], None]:
+    """Record every call in this thread and in threads that are started from now on. Return what ends that here."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -45,8 +46,14 @@ def record(path: str, part: str) -> None:
         if event == "call" and code.co_filename.startswith(_FOLDERS):
             os.write(descriptor, f"{time.monotonic_ns()} {part} {code.co_filename} {code.co_name}\n".encode())
 
+    def end() -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        os.close(descriptor)
+
     threading.setprofile(look)
     sys.setprofile(look)
+    return end
 
 
 def read(path: str, since_ns: int, until_ns: int) -> list[Call]:

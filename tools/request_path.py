@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -104,12 +103,11 @@ def _open_path(run: str, calls: str) -> list[Call]:
             session.open("m").close()
 
         open_and_close()
-        recorded_calls.record(calls, "client")
+        end = recorded_calls.record(calls, "client")
         try:
             return _shortest(open_and_close, calls)
         finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            end()
 
 
 def _infer_path(run: str, calls: str) -> list[Call]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 import pytest
 from repository import ROOT
 
 
-@pytest.fixture(scope="module")
-def tool(request: pytest.FixtureRequest) -> object:
-    sys.path.append(str(ROOT / "tools"))
-    request.addfinalizer(lambda: sys.path.remove(str(ROOT / "tools")))
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     return importlib.import_module("request_path")
 
 
