@@ -24,6 +24,8 @@ from trims.core.errors import (
     LostPeerError,
     NotSupportedError,
 )
+from trims.trace.levels import Level
+from trims.trace.spans import configure_from_environment, is_recording, span, traceparent
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 from trims_client import background
 from trims_client.connection.channel import ends_session
@@ -100,6 +102,7 @@ class Session:
         self._on_lost = on_lost
         self._upgrades = upgrade
         self._mappings = MappedImages()
+        configure_from_environment("client")
         agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
         self._connection = Connection(self._path, agent, self._mappings)
         self._watched = False
@@ -214,6 +217,16 @@ class Session:
     def _open_at(
         self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: Literal["load"] | None
     ) -> Weights:
+        if not is_recording():
+            return self._open_here_or_there(message, name, place, deadline, fallback)
+        with span("open", Level.APPLICATION, model=name) as opening:
+            weights = self._open_here_or_there(message, name, place, deadline, fallback)
+            opening.set(place=weights.place, warm=weights.warm, image_bytes=weights.nbytes)
+            return weights
+
+    def _open_here_or_there(
+        self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: Literal["load"] | None
+    ) -> Weights:
         waits = (fallback or self._fallback) is None
         try:
             answer, borrow, trusted = self._borrowed(_with_place(message, place), name, deadline, waits=waits)
@@ -246,9 +259,11 @@ class Session:
         """
         again = True
         while True:
-            channel, (answer, fd) = self._request(message, deadline, waits=waits)
+            with span("ask"):
+                channel, (answer, fd) = self._request(_with_trace(message), deadline, waits=waits)
             try:
-                borrow = self._borrow(channel, answer, fd, name)
+                with span("map"):
+                    borrow = self._borrow(channel, answer, fd, name)
             except LostPeerError as error:
                 ended = isinstance(error, DeviceLostError) or ("files" in answer and channel.broken)
                 if not (again and ended):
@@ -440,6 +455,11 @@ def _watch_connection(
 
 def _with_place(message: Message, place: str | None) -> Message:
     return message if place in (None, "auto") else {**message, "place": place}
+
+
+def _with_trace(message: Message) -> Message:
+    context = traceparent()
+    return message if context is None else {**message, "traceparent": context}
 
 
 def _check_name(name: object) -> None:

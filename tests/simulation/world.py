@@ -24,7 +24,6 @@ from trims.store.catalog import Catalog
 from trims.store.pending_requests import Granted, Outcome
 from trims.store.resolve.resolver import ANY_READING, Resolved, Resolver
 from trims.tenants import Tenant
-from trims.trace.spans import Tracer
 from trims.wire.frames import encode
 from trims.wire.messages import parse_request
 from trims.wire.peer import Peer
@@ -206,7 +205,6 @@ class World:
             resolver,
             self.catalog,
             limits=Limits(),
-            tracer=Tracer(),
             settings=settings,
             surroundings=surroundings,
             quotas={tenant.name: tenant.quota for tenant in TENANTS},

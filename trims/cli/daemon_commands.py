@@ -56,6 +56,8 @@ _FLAGS = {
     "trust": "verified: hash each artifact before its first reader has it (default: identity, hash it behind)",
     "endpoint": "no: do not start the inference endpoint; yes: or fail (default: auto, if its packages are installed)",
     "endpoint-flags": "flags for it in one word, such as '--port 9000 --preload torch'; see trims endpoint --help",
+    "trace": "yes: record every request as a trace, see trims trace (default: those whose clients ask for it)",
+    "trace-level": "how deep: application, model, framework, library, system, hardware (default: model)",
     "log-level": "debug, info, warning or error (default: info)",
     "log-format": "text, or json for one object a line (default: text)",
 }

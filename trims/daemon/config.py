@@ -27,6 +27,7 @@ from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
 from trims.tiers.transfer import default_threads
+from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir, why_too_long
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Config:
         endpoint: Whether `trims serve` also starts the inference endpoint. `auto`: if its packages are installed;
             `yes`: or the daemon does not start.
         endpoint_flags: Flags for it, as `trims endpoint` takes them.
+        trace: Record every request as a trace, and not only those whose clients ask for it.
+        trace_level: How deep traces go.
         verify: Check every invariant after every event. Slow; for tests.
         log_level: debug, info, warning or error; of the endpoint and of keepers, too.
         log_format: `text`, or `json` for one object a line.
@@ -131,6 +134,8 @@ class Config:
     trust: str = "identity"
     endpoint: str = "auto"
     endpoint_flags: tuple[str, ...] = ()
+    trace: bool = False
+    trace_level: Level = Level.MODEL
     verify: bool = False
     log_level: str = "info"
     log_format: str = "text"
@@ -199,6 +204,7 @@ _OTHER_VARIABLES = (
     "TRIMS_CLIENTS_PYTHON",
     "TRIMS_BENCH_LINEARS",
     "TRIMS_GPU_TESTS_FD",
+    "TRIMS_TRACE_DIR",
 )
 
 
@@ -318,6 +324,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "trust": lambda value: str(value).lower(),
     "endpoint": _endpoint,
     "endpoint_flags": _words,
+    "trace": _flag,
+    "trace_level": lambda value: Level.parse(str(value)),
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
     "log_format": lambda value: str(value).lower(),

@@ -48,7 +48,8 @@ from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
 from trims.tiers.file import FileTier
 from trims.tiers.opening import open_tier
-from trims.trace.spans import Tracer
+from trims.trace import spans
+from trims.trace.recorder import MOST_BYTES, prune
 from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
 
 if TYPE_CHECKING:
@@ -133,7 +134,6 @@ class Daemon:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.boot = secrets.token_hex(8)
-        self.tracer = Tracer()
         self._purge = False
         self.ended = False
         #: Error that killed the attach door; the process then ends with an error.
@@ -231,7 +231,6 @@ class Daemon:
             resolver,
             self.catalog,
             limits=limits,
-            tracer=self.tracer,
             settings=settings,
             quotas=self.tenants.quotas(),
         )
@@ -400,12 +399,23 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
+def _record(config: Config) -> None:
+    """Record traces below the state folder, here and in processes that are started from here."""
+    folder = config.state_dir / "trace"
+    os.environ[spans.FOLDER_VARIABLE] = str(folder)
+    os.environ[spans.LEVEL_VARIABLE] = config.trace_level.name.lower()
+    os.environ[spans.ALL_VARIABLE] = str(int(config.trace))
+    prune(folder, MOST_BYTES)
+    spans.configure(folder, "daemon", level=config.trace_level, everything=config.trace)
+
+
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
     configure(config.log_level, config.log_format)
     for sentence in unknown_variables():
         log.warning("%s", sentence)
     hand_down(config.log_level, config.log_format)
+    _record(config)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     raise_limit()
     return_large_buffers()
@@ -422,5 +432,6 @@ def serve(config: Config) -> None:
     daemon.wait()
     manager.stopping("ending once requests that run are done")
     daemon.stop()
+    spans.stop()
     if daemon.died is not None:
         sys.exit(f"trims: the attach door died: {type(daemon.died).__name__}: {daemon.died}")

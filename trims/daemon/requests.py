@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from trims.core.errors import (
@@ -26,16 +27,18 @@ from trims.core.place import ANYWHERE, DISK, FILE, Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.catalog import FILE_PREFIX
 from trims.store.pending_requests import Granted, Outcome, log_failure
+from trims.trace.context import parse_context
+from trims.trace.levels import Level
+from trims.trace.spans import is_recording, span, within
 from trims.wire.answers import error_message
 from trims.wire.messages import Attach, Close, Open, Resume, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trims.daemon.clients import Connection
     from trims.memory.pages import Pages
     from trims.store.store import Store
     from trims.tenants import Tenant
+    from trims.trace.context import SpanContext
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
 
@@ -47,6 +50,14 @@ MAX_FILES_WITH_GRANT = 8
 MAX_PREFETCHES = 4096
 
 log = logging.getLogger(__name__)
+
+
+#: Called with the error that a request ends in; None for an answer.
+Over = Callable[[BaseException | None], None]
+
+
+def _nothing(error: BaseException | None) -> None:
+    """Do nothing at the end of a request that is not recorded."""
 
 
 class Send(Protocol):
@@ -135,17 +146,40 @@ class Requests:
         if connection.pending >= MAX_PENDING:
             raise BadMessageError(f"more than {MAX_PENDING} requests are waiting for an answer")
         connection.pending += 1
+        traceparent = request.traceparent if isinstance(request, Open) else None
         try:
-            self._pass_on(connection, request)
+            if traceparent is None and not is_recording():
+                self._pass_on(connection, request)
+            else:
+                self._pass_on_recorded(connection, request, parse_context(traceparent))
         except TrimsError as error:
             self._answered(connection, request.id, error)
 
-    def _pass_on(self, connection: Connection, request: Open | Resume) -> None:
+    def _pass_on_recorded(self, connection: Connection, request: Open | Resume, parent: SpanContext | None) -> None:
+        """Pass a request on as a span, which ends with its answer."""
+        model = (request.model or request.path) if isinstance(request, Open) else request.key[:16]
+        serving = span("serve open", Level.APPLICATION, parent, model=model)
+        try:
+            with within(serving.context):
+                self._pass_on(connection, request, serving.end)
+        except TrimsError as error:
+            serving.end(error)
+            raise
+
+    def _pass_on(self, connection: Connection, request: Open | Resume, over: Over = _nothing) -> None:
+        """Have the store answer.
+
+        Args:
+            connection: Whose request it is.
+            request: What is asked.
+            over: Called with the error, or None, before the answer is sent.
+        """
         tenant = connection.tenant
 
         def answer(outcome: Outcome) -> None:
             if tenant is not None and isinstance(outcome, ModelNotFoundError) and isinstance(request, Open):
                 outcome = ModelNotFoundError(f"no model {name!r} is registered")  # without a hint at others' models
+            over(outcome if isinstance(outcome, TrimsError) else None)
             if log.isEnabledFor(logging.DEBUG):
                 _tell(connection, request, outcome)
             self._answered(connection, request.id, outcome)
@@ -164,36 +198,32 @@ class Requests:
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:
-            self._begin_prefetch(whose)
-            connection.pending -= 1
-            self._send(connection, {"id": request.id, "accepted": True})
-            failed = log_failure(f"a prefetch of {name} failed", logging.WARNING if tenant is None else logging.DEBUG)
+            self._prefetch(connection, request, name, place, over)
+            return
+        self._store.open(
+            name, answer, session=connection.number, place=place, deadline_s=request.deadline_s, tenant=whose,
+            verified=verified,
+        )  # fmt: skip
 
-            def over(outcome: Outcome) -> None:
-                with self._lock:
-                    self._prefetching[whose] -= 1
-                failed(outcome)
+    def _prefetch(self, connection: Connection, request: Open, name: str, place: Place | None, over: Over) -> None:
+        """Begin a load that outlives the session, and answer at once."""
+        tenant = connection.tenant
+        whose = None if tenant is None else tenant.name
+        self._begin_prefetch(whose)
+        connection.pending -= 1
+        self._send(connection, {"id": request.id, "accepted": True})
+        failed = log_failure(f"a prefetch of {name} failed", logging.WARNING if tenant is None else logging.DEBUG)
 
-            self._store.open(
-                name,
-                over,
-                place=place,
-                deadline_s=request.deadline_s,
-                lease=False,
-                tenant=whose,
-                verified=verified,
-                hint=True,
-            )
-        else:
-            self._store.open(
-                name,
-                answer,
-                session=connection.number,
-                place=place,
-                deadline_s=request.deadline_s,
-                tenant=whose,
-                verified=verified,
-            )
+        def prefetched(outcome: Outcome) -> None:
+            over(outcome if isinstance(outcome, TrimsError) else None)
+            with self._lock:
+                self._prefetching[whose] -= 1
+            failed(outcome)
+
+        self._store.open(
+            name, prefetched, place=place, deadline_s=request.deadline_s, lease=False, tenant=whose,
+            verified=tenant is not None and tenant.verified, hint=True,
+        )  # fmt: skip
 
     def _begin_prefetch(self, tenant: str | None) -> None:
         """Count one more prefetch.

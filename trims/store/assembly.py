@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.work import Pools
     from trims.tiers.base import Tier
-    from trims.trace.spans import Tracer
+    from trims.trace.context import SpanContext
 
 #: Each start of a daemon numbers its leases in a range of its own, this long; the wire carries numbers below 2^53.
 _LEASES_OF_A_LIFE = 1 << 32
@@ -113,6 +113,10 @@ class _Feed:
         """Name the takers. The runner, which they need, has the feed before they are there."""
         self._takers = fills, shell
 
+    def trace_of(self, key: str) -> SpanContext | None:
+        """See `Shell.trace_of`."""
+        return None if self._takers is None else self._takers[1].trace_of(key)
+
     def __call__(self, event: Event) -> None:
         """Handle one event."""
         assert self._takers is not None, "nothing happens before the store is put together"
@@ -129,7 +133,6 @@ def build_store(
     catalog: Catalog,
     *,
     limits: Limits,
-    tracer: Tracer,
     settings: StoreSettings | None = None,
     surroundings: Surroundings | None = None,
     quotas: Mapping[str, Quota] | None = None,
@@ -142,7 +145,6 @@ def build_store(
         resolver: Names to images.
         catalog: Keeps what is remembered between lives.
         limits: For converter children.
-        tracer: Gets a span for every step.
         settings: By default those of `StoreSettings`.
         surroundings: By default the real world.
         quotas: What each tenant may hold, by its name.
@@ -156,9 +158,10 @@ def build_store(
     rate_limiter = RateLimiter(settings.behind_bytes_per_s)
     readers = PoolsByMount(world.pools, "read", READERS)
     runner = Runner(
-        by_place, world.convert or converter_of(limits), tracer, feed, workers=settings.workers,
+        by_place, world.convert or converter_of(limits), feed, workers=settings.workers,
         converters=settings.converters, pools=world.pools, host=world.host, clock=world.clock,
         max_images=settings.max_images, pace=rate_limiter, readers=readers,
+        trace_of=feed.trace_of,
     )  # fmt: skip
     shell = Shell(residency, runner, watchers, counters, verify=settings.verify, clock=world.clock)
     orders = OrderEvents(feed, residency, shell, runner, catalog, clock=world.clock)

@@ -19,6 +19,7 @@ from trims.core.errors import (
 from trims.core.place import FILE
 from trims.core.records import record
 from trims.store.catalog import FILE_PREFIX
+from trims.trace.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Export
     from trims.memory.pages import Pages
     from trims.store.resolve.resolver import Resolved
+    from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class PendingRequest:
         only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
         verified: It must not be answered before the artifact was read.
         hint: No request waits for it: what an open could do without is not begun for it.
+        trace: The span that it is a part of; None if none is recorded.
     """
 
     waiter: Waiter
@@ -96,6 +99,7 @@ class PendingRequest:
     only_look: bool = False
     verified: bool = False
     hint: bool = False
+    trace: SpanContext | None = field(default_factory=current.get)
 
     @property
     def names_no_place(self) -> bool:

@@ -51,6 +51,7 @@ from trims.core.residency.events import (
     SessionEnded,
 )
 from trims.store.pending_requests import Granted, Loaded, PendingRequest, session_ended
+from trims.trace.spans import is_on
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved
     from trims.store.watchers import Watchers
     from trims.tiers.base import Extent
+    from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)
 _REMEMBERED_IMAGES = 4096
@@ -179,6 +181,16 @@ class Shell:
         for do in work:
             do()
         return waits
+
+    def trace_of(self, key: str) -> SpanContext | None:
+        """Return the span of a request that waits for an image; None if there is none, or none is recorded.
+
+        Looks at all requests that wait, and takes no lock: what is filled is about to be read, or is in a trace.
+        """
+        if not is_on():
+            return None
+        waiting = [ask for ask in list(self._asks.values()) if ask.trace is not None and ask.resolved is not None]
+        return next((ask.trace for ask in waiting if key in _keys_of(ask)), None)
 
     def _remember(self, resolved: Resolved) -> None:
         """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
@@ -443,3 +455,7 @@ def _log_loss(lease: Lease, reason: str) -> None:
     log.warning(
         "session %d has lost its lease %d, and there is no door to tell it: %s", lease.session, lease.number, reason
     )
+
+
+def _keys_of(ask: PendingRequest) -> tuple[str, str | None]:
+    return ("", None) if ask.resolved is None else (ask.resolved.key, ask.resolved.in_place)

@@ -1,70 +1,265 @@
-"""A span and the tracer that collects them. Off, it costs one check."""
+"""Spans: what took how long, in which process, as part of what. Recorded only if asked for; else one check each.
+
+A program calls `configure` once. Code calls `span` around what it does, and hands `traceparent()` to other processes.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections import deque
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from trims.trace.context import VARIABLE, SpanContext, current, new_context, parse_context
+from trims.trace.levels import Level
+from trims.trace.recorder import Collector, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+    from contextvars import Token
+    from pathlib import Path
+    from types import TracebackType
 
-_KEPT_SPANS = 10_000
+    from typing_extensions import Self
+
+    from trims.trace.recorder import Sink
+
+_clock = time.monotonic_ns
 
 
-@dataclass(slots=True)
 class Span:
-    """One timed step.
+    """A timed step; a context manager. Within its block it is the parent of the spans that begin there.
 
     Attributes:
-        name: What was done, `tier.verb` by habit.
-        start_ns: On the clock of `time.monotonic_ns`, shared by all processes of a machine.
-        duration_ns: 0 while it runs.
-        attributes: JSON values; sizes end in `_bytes`.
+        context: Its trace and its own id.
+        parent_id: Id of the span that it is a part of; empty for the first of a trace.
+        name: What is done.
+        level: How deep in the stack.
+        start_ns: On the clock of `time.monotonic_ns`, which all processes of a machine share.
+        end_ns: On the same clock; 0 while it runs.
+        thread: Kernel's id of the thread that began it.
+        attributes: JSON values, named as OpenTelemetry names them where it does; sizes end in `_bytes`.
     """
 
-    name: str
-    start_ns: int
-    duration_ns: int = 0
-    thread: int = 0
-    attributes: dict[str, Any] = field(default_factory=dict)
+    __slots__ = (
+        "_sink", "_token", "attributes", "context", "end_ns", "level", "name", "parent_id", "start_ns", "thread",
+    )  # fmt: skip
 
-    @property
-    def duration_s(self) -> float:
-        """Length in seconds."""
-        return self.duration_ns / 1e9
+    def __init__(
+        self, sink: Sink, name: str, level: Level, parent: SpanContext | None, attributes: dict[str, Any]
+    ) -> None:
+        self._sink = sink
+        self._token: Token[SpanContext | None] | None = None
+        self.name = name
+        self.level = level
+        self.context = new_context(parent)
+        self.parent_id = "" if parent is None else parent.span_id
+        self.attributes = attributes
+        self.thread = threading.get_native_id()
+        self.end_ns = 0
+        self.start_ns = _clock()
+        sink.began(self)
+
+    def set(self, **attributes: Any) -> None:
+        """Add attributes."""
+        self.attributes.update(attributes)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it. Idempotent: completions come twice.
+
+        Args:
+            error: What it ended with; its class becomes the attribute `error.type`.
+        """
+        if not self.end_ns:
+            self.end_ns = _clock()
+            if error is not None:
+                self.attributes["error.type"] = type(error).__name__
+            self._sink.ended(self)
+
+    def __enter__(self) -> Self:
+        self._token = current.set(self.context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            current.reset(self._token)
+            self._token = None
+        self.end(error)
 
 
-class Tracer:
-    """Keeps the last spans of this process.
+class _Off:
+    """Stands where no span is recorded."""
+
+    __slots__ = ()
+    context = None
+
+    def set(self, **attributes: Any) -> None:
+        """Do nothing."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def __bool__(self) -> bool:
+        return False
+
+
+OFF = _Off()
+AnySpan = Span | _Off
+_sink: Sink | None = None
+_everything = False
+_deepest = int(Level.MODEL)
+#: Variables: record everything; where; and how deep.
+ALL_VARIABLE, FOLDER_VARIABLE, LEVEL_VARIABLE = "TRIMS_TRACE", "TRIMS_TRACE_DIR", "TRIMS_TRACE_LEVEL"
+#: Entry of W3C's `tracestate` by which a caller has the endpoint record its request.
+ASKED = "trims=1"
+
+
+def configure(folder: Path | str, role: str, *, level: Level = Level.MODEL, everything: bool = False) -> None:
+    """Have this process record spans from now on, into a file of its own in a folder.
 
     Args:
-        enabled: False makes `span` do nothing and give None.
+        folder: Made when the first span is written.
+        role: What the process is, such as `daemon`.
+        level: The deepest that is recorded.
+        everything: Record also what belongs to no trace that another process began.
     """
-
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.enabled = enabled
-        self.spans: deque[Span] = deque(maxlen=_KEPT_SPANS)
-
-    def span(self, name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
-        """Time a block. The span is kept also if the block raises; then it carries the error's class."""
-        return self._timed(name, attributes) if self.enabled else _OFF
-
-    @contextmanager
-    def _timed(self, name: str, attributes: dict[str, Any]) -> Iterator[Span]:
-        span = Span(name, time.monotonic_ns(), 0, threading.get_ident(), attributes)
-        try:
-            yield span
-        except BaseException as error:
-            span.attributes["error"] = type(error).__name__
-            raise
-        finally:
-            span.duration_ns = time.monotonic_ns() - span.start_ns
-            self.spans.append(span)
+    _use(Recorder(folder, role), level, everything=everything)
 
 
-_OFF = nullcontext()
+def collect(level: Level = Level.MODEL) -> Collector:
+    """Have this process keep spans of other processes' traces from now on, for its parent to record. Returns them."""
+    collector = Collector()
+    _use(collector, level, everything=False)
+    return collector
+
+
+def configure_from_environment(role: str) -> None:
+    """Record as the environment says, unless this process does already. Without its variables nothing is recorded.
+
+    `TRIMS_TRACE_DIR` is the folder; `TRIMS_TRACE=1` has everything recorded, by default below the state folder; and
+    with `TRACEPARENT` spans of this process are parts of that span. Raises ValueError if `TRIMS_TRACE_LEVEL` is no
+    level.
+    """
+    found = os.environ
+    everything = found.get(ALL_VARIABLE, "").lower() in ("1", "yes", "true", "on")
+    if _sink is not None or not (everything or found.get(FOLDER_VARIABLE)):
+        return
+    level = Level.parse(found.get(LEVEL_VARIABLE) or Level.MODEL.name)
+    configure(found.get(FOLDER_VARIABLE) or default_folder(), role, level=level, everything=everything)
+    context = parse_context(found.get(VARIABLE))
+    if context is not None:
+        current.set(context)
+
+
+def default_folder() -> str:
+    """Return the folder of traces of a daemon with the default settings."""
+    found = os.environ
+    base = found.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(found.get("TRIMS_STATE_DIR") or os.path.join(base, "trims"), "trace")
+
+
+def _use(sink: Sink | None, level: Level = Level.MODEL, *, everything: bool = False) -> None:
+    global _sink, _everything, _deepest
+    before = _sink
+    _sink, _everything, _deepest = sink, everything, int(level)
+    if before is not None:
+        before.close()
+
+
+def stop() -> None:
+    """Write what is left, for at most a moment, and record nothing from now on."""
+    _use(None)
+
+
+def recorder() -> Recorder | None:
+    """Return what writes spans of this process; None while none are written."""
+    return _sink if isinstance(_sink, Recorder) else None
+
+
+def count(name: str, value: float) -> None:
+    """Record the value of a counter, where everything is recorded. Sizes are named `..._bytes`."""
+    if _sink is not None and _everything:
+        _sink.count(name, value)
+
+
+def deepest() -> Level:
+    """Return the deepest level that is recorded."""
+    return Level(_deepest)
+
+
+def is_on() -> bool:
+    """Return whether some spans of this process are recorded."""
+    return _sink is not None
+
+
+def is_recording() -> bool:
+    """Return whether a span that begins here would be recorded."""
+    return _sink is not None and (_everything or current.get() is not None)
+
+
+def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = None, **attributes: Any) -> AnySpan:
+    """Begin a span: use it as a context manager, or call its `end`.
+
+    Args:
+        name: What is done.
+        level: How deep in the stack. Deeper ones than what is recorded cost one comparison.
+        parent: What it is a part of; None for the span in whose block this is called.
+        attributes: JSON values.
+    """
+    if _sink is None or level > _deepest:
+        return OFF
+    if parent is None:
+        parent = current.get()
+        if parent is None and not _everything:
+            return OFF
+    return Span(_sink, name, level, parent, attributes)
+
+
+def traceparent() -> str | None:
+    """Return the context to hand to another process; None if this code belongs to no trace that is recorded."""
+    context = current.get() if _sink is not None else None
+    return None if context is None else str(context)
+
+
+@contextmanager
+def continued(text: object) -> Iterator[SpanContext | None]:
+    """Have spans of the block be parts of the span that another process names by a `traceparent`; None for none."""
+    context = parse_context(text)
+    token = current.set(context)
+    try:
+        yield context
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def within(context: SpanContext | None) -> Iterator[None]:
+    """Have spans of the block be parts of a span that goes on elsewhere; None changes nothing."""
+    if context is None:
+        yield
+        return
+    token = current.set(context)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+def _after_fork() -> None:
+    """Give a forked child a file of its own; open spans are its parent's."""
+    if _sink is not None:
+        _sink.begin_again()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -36,6 +36,7 @@ class Open:
         deadline_s: Seconds to wait for a load and for room; None waits for a load but not for room.
         prefetch: True if only the load is wanted: the answer comes at once and there is no lease.
         instead_of: The place that was preferred to this one and could not serve; None if this is the first choice.
+        traceparent: The client's span, in W3C's form; None if it records none.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Open:
     deadline_s: float | None
     prefetch: bool
     instead_of: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,13 @@ def parse_request(message: Message) -> Request:
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:
-    only(message, "id", "model", "path", "place", "deadline_s", "instead_of")
+    only(message, "id", "model", "path", "place", "deadline_s", "instead_of", "traceparent")
     model, path = text(message, "model"), text(message, "path")
     if (model is None) == (path is None):
         raise BadMessageError("an open needs exactly one of 'model' and 'path'")
     place, instead_of = text(message, "place"), text(message, "instead_of")
-    return Open(number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of)
+    traceparent = text(message, "traceparent")
+    return Open(number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of, traceparent)
 
 
 def _deadline(message: Message) -> float | None:

@@ -22,6 +22,7 @@ from trims.core.errors import (
     from_code,
 )
 from trims.memory.shortage import tells_of_memory
+from trims.trace.spans import deepest, is_recording, recorder, traceparent
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.ipc.messages import close_all, pair
@@ -130,9 +131,13 @@ class PredictorProcess:
         assert self._answer is None, "one thing at a time"
         self._note_work(message)
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
+        if is_recording():
+            message = {**message, "trace": traceparent(), "trace_level": deepest().name}
         try:
             await self._tell({**message, "request": self._request}, tensors)
             answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
+            if "spans" in answer and (ours := recorder()) is not None:
+                ours.adopt(answer.pop("spans"), self.pid, "predictor")
             if answer.get("kept_inputs"):
                 self._instructions.close()  # the next request is written to an arena of its own
             if answer["op"] == "answer":

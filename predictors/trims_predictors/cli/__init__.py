@@ -1,1 +1,1 @@
-"""Commands: `trims endpoint`, `run`, `call`, `reload`, `unload`. Each module imports what it needs when it runs."""
+"""Commands: `trims endpoint`, `run`, `trace`, `call`, `reload`, `unload`. Modules import what they need when run."""

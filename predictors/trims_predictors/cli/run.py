@@ -36,6 +36,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("model", help="a registered model")
     run.add_argument("input", nargs="+", help=_INPUT)
+    add_request_options(run)
+    run.set_defaults(run=_run)
+
+
+def add_request_options(run: argparse.ArgumentParser) -> None:
+    """Add the options of a command that makes one request."""
     run.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help=_DTYPE)
     run.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     run.add_argument("--endpoint", help="URL of an endpoint, or none for a process of its own (default: the daemon's)")
@@ -43,7 +49,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--certificate", help="file with the endpoint's certificate, for https")
     run.add_argument("--deadline-s", type=float, default=600.0, help="seconds to wait for an answer (default: 600)")
     add_environments(run)
-    run.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -53,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
 
     inputs = RunInputs(options.model, options.dtype)
     try:
-        found = _ask(options, lambda types: inputs.read(options.input, types))
+        found = ask(options, lambda types: inputs.read(options.input, types))
     except (CallerError, PredictorError) as error:
         if not inputs.guessed:
             raise
@@ -64,7 +69,8 @@ def _run(options: argparse.Namespace) -> None:
         _tell(found)
 
 
-def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
+def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
+    """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises."""
     from trims.cli.output import note
     from trims.core.errors import ConfigError, DaemonAwayError
     from trims.environments.environment_store import EnvironmentStore

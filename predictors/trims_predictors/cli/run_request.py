@@ -23,6 +23,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.manifests.serving import TensorType
+from trims.trace.spans import ASKED, traceparent
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class HttpEndpoint:
         self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, str | None]:
         request = urllib.request.Request(  # noqa: S310 - its scheme was checked
-            f"{self._url}{path}", body, {**self._headers, **(headers or {})}
+            f"{self._url}{path}", body, {**self._headers, **(headers or {}), **_trace_headers()}
         )
         try:
             with self._opener.open(request, timeout=self._deadline_s) as answer:
@@ -135,6 +136,12 @@ class HttpEndpoint:
             raise Away(f"no endpoint answers at {self._url}: {error.reason}") from error
         except (http.client.HTTPException, OSError) as error:
             raise PredictorError(f"the endpoint at {self._url} broke off: {error}") from error
+
+
+def _trace_headers() -> dict[str, str]:
+    """Return the headers by which the endpoint records the request as a part of this process's trace."""
+    context = traceparent()
+    return {} if context is None else {"traceparent": context, "tracestate": ASKED}
 
 
 def _body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:

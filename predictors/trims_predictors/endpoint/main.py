@@ -19,6 +19,7 @@ from trims.core.errors import ConfigError
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.logs import configure
+from trims.trace import spans
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
@@ -60,11 +61,15 @@ def serve(settings: EndpointSettings) -> None:
     settings.validate()
     keep_memory()
     configure(settings.log_level, settings.log_format)
+    spans.configure_from_environment("endpoint")
     isolation = settings.pool.isolation
     _log.info("predictors are isolated at the level %s", isolation.level)
     if isolation.why_not_more:
         _log.warning("predictors have the rights of this user: no namespaces, because %s", isolation.why_not_more)
-    uvloop.run(_serve(settings))
+    try:
+        uvloop.run(_serve(settings))
+    finally:
+        spans.stop()
 
 
 async def _serve(settings: EndpointSettings) -> None:

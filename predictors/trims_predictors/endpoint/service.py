@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
 from trims.manifests.serving import ANY, ANY_RANK
+from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
 from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
@@ -132,6 +134,8 @@ class Service:
             return  # no model can be opened either, and the next request asks again
         self._hidden_in = life
         self.pool.hide(told.health.state_dir)
+        if not is_on():
+            configure(os.path.join(told.health.state_dir, "trace"), "endpoint")
 
     async def deployment(self, model: str, version: str = "") -> Deployment:
         """See `Deployments.of`. A tenant has its own predictors. Raises PermissionDeniedError if it may not open it."""

@@ -6,16 +6,18 @@ HTTP and gRPC report of a request in the words of the semantic conventions.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
+from trims.trace.levels import Level
+from trims.trace.spans import ASKED, continued, is_on, span
 from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     import grpc
@@ -79,6 +81,25 @@ def copier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     if len(found[TRACEPARENT]) != 1:
         return {}
     return {TRACEPARENT: found[TRACEPARENT][0], TRACESTATE: ",".join(found[TRACESTATE])}
+
+
+@contextmanager
+def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> Iterator[None]:
+    """Record a request as a span, if its caller asks for that by `tracestate: trims=1`, or if all are recorded.
+
+    Args:
+        headers: Of the request, or its metadata.
+        name: Of the span.
+        model: That is asked.
+    """
+    if not is_on():
+        yield
+        return
+    asked = copier_of(headers)
+    parent = asked.get(TRACEPARENT) if ASKED in asked.get(TRACESTATE, "").replace(" ", "").split(",") else None
+    with continued(parent), span(name, Level.APPLICATION) as request:
+        request.set(**{"trims.model.name": model})
+        yield
 
 
 def http_span(tracing: Tracing | None, request: Request, route: str, model: str) -> Spanned:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DeadlineError, PredictorError, TrimsError
 from trims.logs import facts
+from trims.trace.context import current
+from trims.trace.spans import span
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.pool.batching import join, split
 from trims_predictors.tensors import check_outputs
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from trims.trace.context import SpanContext
+    from trims.trace.spans import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.cpu_shares import Computing
@@ -46,6 +50,8 @@ class Request:
         wanted: Names of the outputs that it asks for; empty for all.
         only_load: It wants a predictor that has loaded the model, and no run.
         id: Name of the request in the log.
+        trace: The span that it is a part of; None if none is recorded.
+        queued: Span of its time in the queue.
     """
 
     deployment: Deployment
@@ -57,6 +63,8 @@ class Request:
     wanted: Sequence[str] = ()
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
+    trace: SpanContext | None = field(default_factory=current.get)
+    queued: AnySpan = field(default_factory=lambda: span("queue"))
 
 
 @dataclass(eq=False, slots=True)
@@ -153,6 +161,10 @@ class Runs:
     async def _run_together(self, running: Running, jobs: Sequence[Job]) -> None:
         began, deployment = time.perf_counter(), running.deployment
         requests: list[Request] = [job.payload for job in jobs]
+        traces = [request.trace for request in requests if request.trace is not None]
+        for request in requests:
+            request.queued.end()
+        run = span("run", parent=traces[0] if traces else None, batch_size=len(jobs))
         running.process.answers(requests[0].id)
         deadline_s = deployment.run_deadline_s
         threads = deployment.threads_of(len(self._computing))
@@ -160,8 +172,11 @@ class Runs:
         wanted = _wanted_by(requests)
         message = {"op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {})}
         field = "`deadline_s` in the `predictor` of its manifest"
-        with told_of(
-            deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
+        with (
+            run,
+            told_of(
+                deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
+            ),
         ):
             answer = await running.process.ask(
                 {**message, **({"context": dict(contexts[0])} if contexts else {})},

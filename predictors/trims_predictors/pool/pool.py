@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, CapacityError, DeadlineError, DrainingError, PredictorError, TrimsError
+from trims.trace.spans import span
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import Computing, processors
 from trims_predictors.deployment.deployment import load_message
@@ -35,6 +36,8 @@ from trims_predictors.warm.warm_pool import WarmPool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trims.trace.context import SpanContext
+    from trims.trace.spans import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Answer, Deployment, Settings
@@ -78,6 +81,8 @@ class WorkerPool:
         self._computing = Computing()
         self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
         self._deployments: dict[DeploymentKey, Deployment] = {}
+        #: Spans of the latest recorded request of each deployment, of which a predictor's start is a part.
+        self._traces: dict[DeploymentKey, SpanContext] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
         #: Keeps what the first run of a model had beyond the life of this pool.
@@ -150,6 +155,8 @@ class WorkerPool:
     async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
         deployment, answer = job.payload.deployment, job.payload.answer
         self._deployments[deployment.key] = deployment
+        if job.payload.trace is not None:
+            self._traces[deployment.key] = job.payload.trace
         self._do(self._slots.submit(job, self._limits(deployment)))
         if not job.batch_ready:
             self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
@@ -278,11 +285,17 @@ class WorkerPool:
                 self._background.start(self._stop(step.predictor))
 
     async def _start(self, predictor: int, deployment: Deployment) -> None:
+        with span("start predictor", parent=self._traces.pop(deployment.key, None)) as starting:
+            await self._started(predictor, deployment, starting)
+
+    async def _started(self, predictor: int, deployment: Deployment, starting: AnySpan) -> None:
         self._coming.add(predictor)
         try:
             began = time.perf_counter()
-            hot = await self.hot.take(deployment) if deployment.place is None else None
-            process = await self._taken(deployment) if hot is None else hot[0]
+            with span("process"):
+                hot = await self.hot.take(deployment) if deployment.place is None else None
+                process = await self._taken(deployment) if hot is None else hot[0]
+            starting.set(how=process.how, **{"process.pid": process.pid})
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
             self._coming.discard(predictor)
@@ -304,7 +317,7 @@ class WorkerPool:
             record = process.pages is not None and process.pages.lacks(deployment.key)
             message = {**load_message(deployment, self._settings.most_predictor_bytes), "record": record}
             computes = self._computing.loads(predictor, deployment.environment.framework)
-            with computes, told_of(deployment, "raise --load-deadline-s"):
+            with computes, told_of(deployment, "raise --load-deadline-s"), span("load model"):
                 answer = await load(
                     process, message, self._settings.load_deadline_s, lambda: self._make_way(deployment.key)
                 )
@@ -407,6 +420,7 @@ class WorkerPool:
         self._do(self._slots.ended(predictor, why))
         if not any(self._slots.counts(key).values()):
             self._deployments.pop(key, None)
+            self._traces.pop(key, None)
 
     def _watch_idle(self, predictor: int) -> None:
         """End an idle predictor once its keep-alive is over."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, parse_tensors
 from trims.process.forks import parent_only
+from trims.trace.spans import span
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Stages:
     def timed(self, name: str) -> Iterator[None]:
         """Keep how long the block takes, unless it raises."""
         begin = time.perf_counter()
-        yield
+        with span(name.removesuffix("_s")):
+            yield
         self.seconds[name] = time.perf_counter() - begin
 
 

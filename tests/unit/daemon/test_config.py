@@ -106,7 +106,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
-        "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
+        "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes", "trace": "yes", "trace_level": "System",
         "tenants": "/t.yaml", "max_sessions": "77", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
         "log_format": "JSON",

@@ -22,7 +22,6 @@ from trims.testing.tiers import an_image, put
 from trims.tiers.base import Extent, identity_of
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
-from trims.trace.spans import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ class Bench:
         self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
         self.workers, self.counters = Workers(), Counter[str]()
         self.reported: list[Event] = []
-        self.runner = Runner(self.tiers, _convert, Tracer(), self.reported.append, pools=self.workers)
+        self.runner = Runner(self.tiers, _convert, self.reported.append, pools=self.workers)
         self.adoption = Adoption(
             self.residency,
             self.runner,

@@ -11,7 +11,6 @@ from trims.core.policy.eviction import LeastRecentlyUsed
 from trims.formats.base import Limits
 from trims.store.assembly import StoreSettings, Surroundings, build_store
 from trims.tiers.file import FileTier
-from trims.trace.spans import Tracer
 
 if TYPE_CHECKING:
     from trims.daemon.main import Daemon
@@ -33,7 +32,7 @@ def test_a_store_has_the_places_and_the_clock_that_it_was_given(daemon: Daemon) 
     settings, surroundings = StoreSettings(workers=1), Surroundings(clock=lambda: 7.0)
     store = build_store(
         [tier], {FILE: LeastRecentlyUsed()}, daemon.store.resolver, daemon.catalog,
-        limits=Limits(), tracer=Tracer(), settings=settings, surroundings=surroundings,
+        limits=Limits(), settings=settings, surroundings=surroundings,
     )  # fmt: skip
     try:
         assert store.tiers == {FILE: tier}

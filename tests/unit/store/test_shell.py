@@ -36,7 +36,6 @@ from trims.store.watchers import Watchers
 from trims.testing.tiers import an_image
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
-from trims.trace.spans import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +66,7 @@ class Bench:
         self.failure: Exception | None = None
         self.again: list[tuple[PendingRequest, TrimsError]] = []
         self.told: list[object] = []
-        self.runner = Runner(tiers, self._convert, Tracer(), lambda event: self.shell.feed(event), pools=self.workers)
+        self.runner = Runner(tiers, self._convert, lambda event: self.shell.feed(event), pools=self.workers)
         self.shell = Shell(
             self.residency,
             self.runner,

@@ -36,6 +36,7 @@ from trims.store.fill.plans import SHUTTING_DOWN, Plans
 from trims.store.work import BEHIND, LAST, PoolsByMount, Slots, thread_pool
 from trims.tiers.base import DeviceTier, InPlaceTier
 from trims.tiers.reading import read_ahead
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved
     from trims.store.work import Pool, Pools
     from trims.tiers.base import Draft, Extent, Tier
-    from trims.trace.spans import Tracer
+    from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)
 #: Artifacts of one mount point whose headers are read at once, by workers of their own, and by those that looked into
@@ -97,7 +98,6 @@ class Runner:
     Args:
         tiers: By place.
         convert: Begins conversions.
-        tracer: Every step becomes a span.
         report: Called with the event each job ends in, from a worker.
         workers: Copies that run at once.
         converters: Conversions in children that are planned or written at once; each may be a process with a framework
@@ -109,6 +109,7 @@ class Runner:
         pace: Of fills that no request waits for; by default without a limit.
         readers: Workers that have just looked into files: one goes on to a header by itself, with no other thread to
             wake. By default headers wait for workers of their own.
+        trace_of: Returns the span of a request that waits for the image of a key, if there is one that is recorded.
 
     Attributes:
         sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
@@ -118,7 +119,6 @@ class Runner:
         self,
         tiers: Mapping[Place, Tier],
         convert: Callable[[Resolved], Conversion],
-        tracer: Tracer,
         report: Callable[[Event], None],
         *,
         workers: int = 4,
@@ -129,14 +129,15 @@ class Runner:
         max_images: int = sys.maxsize,
         pace: RateLimiter | None = None,
         readers: PoolsByMount | None = None,
+        trace_of: Callable[[str], SpanContext | None] = lambda key: None,  # noqa: ARG005
     ) -> None:
+        self._trace_of = trace_of
         self._max_images = max_images
         self._pace = pace or RateLimiter()
         self._tiers = tiers
         files = tiers.get(FILE)
         #: Cached check: asking an object for all that a protocol has takes longer than opening a file.
         self._files = files if isinstance(files, InPlaceTier) else None
-        self._tracer = tracer
         self._report = report
         self._clock = clock
         self._host = host if host is not None else RealHostBytes()
@@ -235,10 +236,9 @@ class Runner:
             return MeasureFailed(at_s=self._clock(), **_about(replica), measurement=measurement, error=error)
 
         def work() -> Event:
-            with self._tracer.span("convert.plan", model=resolved.name) as span:
+            with span("plan", parent=self._trace_of(replica.key), model=resolved.name) as planning:
                 nbytes = self._plans.measure(replica, plan)
-                if span is not None:
-                    span.attributes["image_bytes"] = nbytes
+                planning.set(image_bytes=nbytes)
             descriptors = self._plans.descriptors_of(replica)
             if descriptors > self._max_images:
                 raise capacity_errors.too_many_files(resolved.name, descriptors, self._max_images)
@@ -549,7 +549,7 @@ class Runner:
         started = self._clock()
         tier = self._files
         assert tier is not None, "there is one tier of files"
-        with self._tracer.span("open.file", key=replica.key[:16]):
+        with span("open.file", parent=self._trace_of(replica.key), key=replica.key[:16]):
             extent = tier.serve(replica.key, replica.generation, self._plans.take_in_place(replica))
         self.adopt(replica, extent)
         filled_at_s = self._clock()
@@ -573,7 +573,7 @@ class Runner:
         started = self._clock()
         tier = self._tiers[replica.place]
         name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"
-        with self._tracer.span(name, key=replica.key[:16], image_bytes=nbytes):
+        with span(name, parent=self._trace_of(replica.key), key=replica.key[:16], image_bytes=nbytes):
             draft, digest = self._make(tier, replica, nbytes, source)
             try:
                 extent = tier.seal(draft, replica.key, digest)
@@ -677,7 +677,7 @@ class Runner:
             extent = self.sealed.get(replica)
         try:
             if extent is not None:
-                with self._tracer.span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):
+                with span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):
                     self._tiers[replica.place].free(extent)
         except BaseException as error:
             log.exception("%s at %s cannot be given back", replica.key[:16], replica.place)

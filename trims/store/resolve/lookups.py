@@ -36,6 +36,7 @@ from trims.store.resolve.hashing import (
     TurnOverError,
 )
 from trims.store.work import BEHIND, PoolsByMount
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from trims.store.pending_requests import PendingRequest
     from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.work import Pool, Pools
+    from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)
 #: Workers for each mount point that look, and read headers: the most threads that a hanging file system can take.
@@ -84,6 +86,11 @@ class _Look:
         """Return the session of the look's oldest request: the look stands in the line of that session."""
         ask = next(iter(self.asks.values()), None)
         return None if ask is None or ask.waiter.session is None else str(ask.waiter.session)
+
+    @property
+    def trace(self) -> SpanContext | None:
+        """Return the span of one of its requests; None if none is recorded."""
+        return next((each.trace for each in self.asks.values() if each.trace is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +326,8 @@ class Lookups:
                 progress=look.progress,
                 sizes=_SizesOfAsks(self, look),
             )
-            result: Resolved | TrimsError = self._resolver.resolve(look.name, reading)
+            with span("resolve", parent=look.trace, model=look.name):
+                result: Resolved | TrimsError = self._resolver.resolve(look.name, reading)
         except (LongReadError, TurnOverError):
             self._go_on_later(look, where)
             return

@@ -22,7 +22,7 @@ from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.principals import Principals, caller
-from trims_predictors.endpoint.tracing import grpc_span
+from trims_predictors.endpoint.tracing import grpc_span, recorded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -90,6 +90,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         with (
             about(model=model[:_MOST_NAME]),
             service.metrics.request(model, "grpc") as counting,
+            recorded(context.invocation_metadata() or (), f"gRPC {method}", model),
             grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
         ):
             if received.trouble:

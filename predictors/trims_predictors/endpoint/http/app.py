@@ -33,7 +33,7 @@ from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller, may_ask_for
 from trims_predictors.endpoint.request_limits import check_fields
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
-from trims_predictors.endpoint.tracing import http_span
+from trims_predictors.endpoint.tracing import http_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ def _infer_route(
         model, version = request.path_params["model"], request.path_params.get("version", "")
         with (
             service.metrics.request(model, "http") as counting,
+            recorded(request.headers.items(), f"POST {path}", model),
             http_span(service.tracing, request, path, model) as span,
         ):
             body = await read_body(request, most_body_bytes)

@@ -21,7 +21,6 @@ from trims.testing.tiers import an_image, put
 from trims.testing.wrapped_tiers import FaultyTier, WrappedTier
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
-from trims.trace.spans import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +58,6 @@ class Bench:
         self.runner = Runner(
             {CPU: self.cpu, DISK: self.disk},
             lambda _: self.conversion,  # type: ignore[arg-type,return-value]
-            Tracer(),
             self.reported.append,
             pools=self.workers,
             clock=lambda: self.now,
@@ -149,7 +147,6 @@ def test_readers_go_on_to_two_headers_at_once_and_leave_a_third_to_others(bench:
     runner = Runner(
         {CPU: bench.cpu},
         lambda _: Nested(7),  # type: ignore[arg-type,return-value]
-        Tracer(),
         bench.reported.append,
         pools=bench.workers,
         readers=PoolsByMount(bench.workers, "read", 16),

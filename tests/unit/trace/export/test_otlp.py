@@ -1,0 +1,57 @@
+"""Export to a collector that listens, and to one that does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from recorded import CLIENT, TRACE, a_request, span_id
+
+from trims.core.errors import DaemonAwayError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from collectors import Collector
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    from collectors import Collector
+
+    made = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+    yield made
+    made.close()
+
+
+def test_spans_are_sent_with_their_processes_on_one_clock(collector: Collector) -> None:
+    from trims.trace.export.otlp import export
+
+    assert export(a_request().spans) == 5
+    assert collector.services == {"trims-client", "trims-daemon"}
+    sent = {each.name: each for each in collector.spans}
+    assert (sent["plan"].trace, sent["plan"].own, sent["plan"].parent) == (TRACE, span_id("plan"), span_id("serve"))
+    assert sent["open"].parent == ""
+    assert sent["plan"].begin_ns == CLIENT.wall_ns(1030)
+    assert sent["plan"].attributes == {"image_bytes": 4096, "trims.level": "model", "thread.id": 7}
+    assert (sent["plan"].status, sent["copy"].status) == (0, 2)
+    assert sent["copy"].attributes["trims.unfinished"] is True
+
+
+def test_a_collector_that_does_not_listen_is_an_error(collector: Collector) -> None:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    from trims.trace.export.otlp import export
+
+    collector.close()
+    with pytest.raises(DaemonAwayError):
+        export(a_request().spans, OTLPSpanExporter(timeout=1))
+
+
+def test_nothing_is_sent_of_nothing() -> None:
+    from trims.trace.export.otlp import export
+
+    assert export([]) == 0

@@ -1,0 +1,322 @@
+"""Recorder of one process's spans: appends to memory; a thread writes batches to a file that only this process has.
+
+A disk that fails or stalls costs spans, which are counted, and never time: what does not fit into memory meanwhile is
+dropped. A process that is killed loses at most its last batch; spans that were open at its last batch are in the file.
+
+File: one JSON value a line. The first one describes the process; each of the others is a batch:
+`{"spans": [[trace, span, parent, name, level, start_ns, end_ns, thread, attributes], ...], "open": [...],
+"counters": [[name, at_ns, value], ...], "dropped": n}`, with `"of": [pid, role]` if the spans are those of a child that
+cannot write itself. A line that is cut off was being written when the process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trims.trace.levels import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trims.trace.spans import Span
+
+#: Version of the form of files.
+VERSION = 1
+SUFFIX = ".spans"
+#: Bytes after which a process begins another file, and of all files together: then the oldest are removed.
+FILE_BYTES, MOST_BYTES = 64 << 20, 512 << 20
+#: Spans in memory: some megabytes, a second of a busy process whose disk stalls.
+_MOST_WAITING = 50_000
+#: Seconds between two batches.
+_EVERY_S = 0.1
+#: Seconds that the end of a process waits for its last batch.
+_LAST_S = 0.5
+#: Trace, span, parent, name, level, begin, end, thread, attributes.
+_FIELDS = (str, str, str, str, int, int, int, int, dict)
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where spans of this process go. No method blocks."""
+
+    def began(self, span: Span) -> None:
+        """Note that a span is open."""
+
+    def ended(self, span: Span) -> None:
+        """Take a span that has ended."""
+
+    def count(self, name: str, value: float) -> None:
+        """Take the value of a counter at this moment."""
+
+    def close(self) -> None:
+        """Take nothing more."""
+
+    def begin_again(self) -> None:
+        """Forget everything: it is of the process that this one was forked from."""
+
+
+class Collector:
+    """Keeps spans until they are taken, for a process that may write no files: its parent records them.
+
+    Args:
+        most: Spans that are kept; later ones are counted and dropped.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self._most = most
+        self.dropped = 0
+        self._rows: list[list[Any]] = []
+
+    def began(self, span: Span) -> None:
+        """See `Sink`."""
+
+    def ended(self, span: Span) -> None:
+        """See `Sink`."""
+        if len(self._rows) < self._most:
+            self._rows.append(row_of(span))
+        else:
+            self.dropped += 1
+
+    def count(self, name: str, value: float) -> None:
+        """See `Sink`. Counters of such a process are not kept."""
+
+    def take(self) -> list[list[Any]]:
+        """Return what was kept, as rows for `Recorder.adopt`."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._most = 0
+
+    def begin_again(self) -> None:
+        """See `Sink`."""
+        self._rows = []
+
+
+class Recorder:
+    """Takes spans of one process.
+
+    Args:
+        folder: Of all processes' files.
+        role: What the process is.
+    """
+
+    def __init__(self, folder: Path | str, role: str) -> None:
+        self.folder = os.fspath(folder)
+        self.role = role
+        #: Spans that were lost because the disk failed or was too slow.
+        self.dropped = 0
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget everything, without a word to the file: it is the parent's of this forked process."""
+        self._pid = os.getpid()
+        self._waiting: deque[Span] = deque()
+        self._adopted: deque[tuple[int, str, list[list[Any]]]] = deque(maxlen=_MOST_WAITING // 10)
+        self._counters: deque[tuple[str, int, float]] = deque(maxlen=_MOST_WAITING)
+        self._open: dict[str, Span] = {}
+        self._open_written: set[str] = set()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._written = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._descriptor = -1
+        self._failed = False
+        self._closing = False
+
+    def began(self, span: Span) -> None:
+        """Note that a span is open."""
+        self._open[span.context.span_id] = span
+
+    def ended(self, span: Span) -> None:
+        """Take a span that has ended. Never blocks."""
+        self._open.pop(span.context.span_id, None)
+        self.add(span)
+
+    def add(self, span: Span) -> None:
+        """Take a span. Never blocks."""
+        if self._failed or len(self._waiting) >= _MOST_WAITING:
+            self.dropped += 1
+            return
+        self._waiting.append(span)
+        if self._thread is None:
+            self._start()
+
+    def count(self, name: str, value: float) -> None:
+        """Take the value of a counter at this moment. Never blocks."""
+        self._counters.append((name, time.monotonic_ns(), value))
+        if self._thread is None:
+            self._start()
+
+    def adopt(self, rows: object, pid: int, role: str) -> None:
+        """Take spans that a child collected. What is no span is left out: a child may send anything. Never blocks.
+
+        Args:
+            rows: As `Collector.take` gives them.
+            pid: Its process.
+            role: What it is.
+        """
+        found = [row for row in rows if is_row(row)] if isinstance(rows, list) else []
+        if found and not self._failed:
+            self._adopted.append((pid, role, found))
+            if self._thread is None:
+                self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closing and not sys.is_finalizing():
+                # A daemon: a disk that hangs must not keep the process from ending.
+                self._thread = threading.Thread(target=self._run, args=(self._pid,), name="trims-trace", daemon=True)
+                self._thread.start()
+
+    def flush(self, timeout_s: float = _LAST_S) -> bool:
+        """Wait until what was taken so far is written. Return False if that takes longer, or failed."""
+        if self._thread is None:
+            return not self._failed
+        self._written.clear()
+        self._wake.set()
+        return self._written.wait(timeout_s) and not self._failed
+
+    def close(self) -> None:
+        """Write what is left, for at most a moment, and take nothing more. Idempotent."""
+        self._closing = True
+        self.flush()
+        self._failed = True
+        self._wake.set()
+
+    def _run(self, pid: int) -> None:
+        while os.getpid() == pid:
+            self._wake.wait(_EVERY_S)
+            asked = self._wake.is_set()
+            self._wake.clear()
+            try:
+                self._write_batch()
+            except OSError as error:
+                self._fail(error)
+            if asked:
+                self._written.set()
+            if self._failed:
+                break
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        self.dropped += len(self._waiting)
+        self._waiting.clear()
+        log.warning("no spans are recorded any more: %s cannot be written: %s", self.folder, error.strerror)
+
+    def _write_batch(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]  # others append meanwhile
+        still_open = [each for each in list(self._open.values()) if each.context.span_id not in self._open_written]
+        counters = [self._counters.popleft() for _ in range(len(self._counters))]
+        adopted = [self._adopted.popleft() for _ in range(len(self._adopted))]
+        if not (batch or still_open or counters or adopted):
+            return
+        if self._descriptor < 0:
+            self._descriptor = self._opened()
+        for pid, role, rows in adopted:
+            _write(self._descriptor, {"of": [pid, role], "spans": rows})
+        self._open_written.difference_update(each.context.span_id for each in batch)
+        self._open_written.update(each.context.span_id for each in still_open)
+        message: dict[str, Any] = {"spans": [row_of(each) for each in batch]}
+        if still_open:
+            message["open"] = [row_of(each) for each in still_open]
+        if counters:
+            message["counters"] = counters
+        if self.dropped:
+            message["dropped"] = self.dropped
+        _write(self._descriptor, message)
+        if os.fstat(self._descriptor).st_size >= FILE_BYTES:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            prune(self.folder, MOST_BYTES)
+
+    def _opened(self) -> int:
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        unix_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+        path = os.path.join(self.folder, f"{unix_ns}-{self._pid}{SUFFIX}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        header = {
+            "trims": VERSION, "pid": self._pid, "role": self.role, "unix_ns": unix_ns, "monotonic_ns": monotonic_ns,
+            "boot": _boot_id(),
+        }  # fmt: skip
+        try:
+            _write(descriptor, header)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def row_of(span: Span) -> list[Any]:
+    """Return a span as it stands in a file."""
+    context = span.context
+    return [
+        context.trace_id, context.span_id, span.parent_id, span.name, int(span.level), span.start_ns, span.end_ns,
+        span.thread, span.attributes,
+    ]  # fmt: skip
+
+
+def is_row(row: object) -> bool:
+    """Return whether something is a span as it stands in a file."""
+    if not isinstance(row, list) or len(row) != len(_FIELDS):
+        return False
+    if not all(
+        isinstance(value, kind) and not isinstance(value, bool) for value, kind in zip(row, _FIELDS, strict=True)
+    ):
+        return False
+    return 1 <= row[4] <= len(Level) and all(0 <= each < 1 << 63 for each in row[5:8])
+
+
+def _write(descriptor: int, message: dict[str, Any]) -> None:
+    data = memoryview(json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n")
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _boot_id() -> str:
+    """Return what differs after each start of the machine: monotonic clocks of two starts cannot be compared."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def prune(folder: Path | str, most_bytes: int, running: Iterable[int] = ()) -> int:
+    """Remove the oldest files until those that are left have at most so many bytes. Return how many were removed.
+
+    Args:
+        folder: Where processes write.
+        most_bytes: Of all files together.
+        running: Processes whose files stay.
+    """
+    files = []
+    for path in Path(folder).glob(f"*{SUFFIX}"):
+        try:
+            files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        except OSError:
+            continue
+    total, removed, kept = sum(size for _, size, _ in files), 0, set(running)
+    for _, size, path in sorted(files):
+        if total <= most_bytes:
+            break
+        if int(path.stem.rpartition("-")[2]) in kept:
+            continue
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+        total, removed = total - size, removed + 1
+    return removed
