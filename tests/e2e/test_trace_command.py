@@ -53,11 +53,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Run a daemon that records everything in a process of its own; its folder."""
     monkeypatch.setenv("TRIMS_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("TRIMS_STATE_DIR", str(tmp_path / "state"))
-    flags = ("--gpus", "none", "--trace", "yes", "--endpoint-flags", "--port 0 --grpc-port none")
+    flags = ("--gpus", "none", "--trace", "yes")
     with (tmp_path / "log").open("wb") as log:
         child = subprocess.Popen([sys.executable, "-m", "trims.cli.main", "serve", *flags], stdout=log, stderr=log)
     try:
-        wait_until(lambda: "serves the Open" in (tmp_path / "log").read_text(), (tmp_path / "log").read_text())
+        wait_until(lambda: "serving at" in (tmp_path / "log").read_text(), "it does not serve; see its log")
         yield tmp_path
     finally:
         child.terminate()

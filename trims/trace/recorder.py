@@ -19,14 +19,15 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trims.trace.levels import Level
+from trims.trace.span import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trims.trace.spans import Span
+    from trims.trace.span import Span
 
 #: Version of the form of files.
 VERSION = 1
@@ -42,25 +43,6 @@ _LAST_S = 0.5
 #: Trace, span, parent, name, level, begin, end, thread, attributes.
 _FIELDS = (str, str, str, str, int, int, int, int, dict)
 log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Where spans of this process go. No method blocks."""
-
-    def began(self, span: Span) -> None:
-        """Note that a span is open."""
-
-    def ended(self, span: Span) -> None:
-        """Take a span that has ended."""
-
-    def count(self, name: str, value: float) -> None:
-        """Take the value of a counter at this moment."""
-
-    def close(self) -> None:
-        """Take nothing more."""
-
-    def begin_again(self) -> None:
-        """Forget everything: it is of the process that this one was forked from."""
 
 
 class Collector:
@@ -257,15 +239,6 @@ class Recorder:
             os.close(descriptor)
             raise
         return descriptor
-
-
-def row_of(span: Span) -> list[Any]:
-    """Return a span as it stands in a file."""
-    context = span.context
-    return [
-        context.trace_id, context.span_id, span.parent_id, span.name, int(span.level), span.start_ns, span.end_ns,
-        span.thread, span.attributes,
-    ]  # fmt: skip
 
 
 def is_row(row: object) -> bool:

@@ -6,116 +6,20 @@ A program calls `configure` once. Code calls `span` around what it does, and han
 from __future__ import annotations
 
 import os
-import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trims.trace.context import VARIABLE, SpanContext, current, new_context, parse_context
+from trims.trace.context import VARIABLE, SpanContext, current, parse_context
 from trims.trace.levels import Level
 from trims.trace.recorder import Collector, Recorder
+from trims.trace.span import OFF, AnySpan, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextvars import Token
     from pathlib import Path
-    from types import TracebackType
 
-    from typing_extensions import Self
+    from trims.trace.span import Sink
 
-    from trims.trace.recorder import Sink
-
-_clock = time.monotonic_ns
-
-
-class Span:
-    """A timed step; a context manager. Within its block it is the parent of the spans that begin there.
-
-    Attributes:
-        context: Its trace and its own id.
-        parent_id: Id of the span that it is a part of; empty for the first of a trace.
-        name: What is done.
-        level: How deep in the stack.
-        start_ns: On the clock of `time.monotonic_ns`, which all processes of a machine share.
-        end_ns: On the same clock; 0 while it runs.
-        thread: Kernel's id of the thread that began it.
-        attributes: JSON values, named as OpenTelemetry names them where it does; sizes end in `_bytes`.
-    """
-
-    __slots__ = (
-        "_sink", "_token", "attributes", "context", "end_ns", "level", "name", "parent_id", "start_ns", "thread",
-    )  # fmt: skip
-
-    def __init__(
-        self, sink: Sink, name: str, level: Level, parent: SpanContext | None, attributes: dict[str, Any]
-    ) -> None:
-        self._sink = sink
-        self._token: Token[SpanContext | None] | None = None
-        self.name = name
-        self.level = level
-        self.context = new_context(parent)
-        self.parent_id = "" if parent is None else parent.span_id
-        self.attributes = attributes
-        self.thread = threading.get_native_id()
-        self.end_ns = 0
-        self.start_ns = _clock()
-        sink.began(self)
-
-    def set(self, **attributes: Any) -> None:
-        """Add attributes."""
-        self.attributes.update(attributes)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End it. Idempotent: completions come twice.
-
-        Args:
-            error: What it ended with; its class becomes the attribute `error.type`.
-        """
-        if not self.end_ns:
-            self.end_ns = _clock()
-            if error is not None:
-                self.attributes["error.type"] = type(error).__name__
-            self._sink.ended(self)
-
-    def __enter__(self) -> Self:
-        self._token = current.set(self.context)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._token is not None:
-            current.reset(self._token)
-            self._token = None
-        self.end(error)
-
-
-class _Off:
-    """Stands where no span is recorded."""
-
-    __slots__ = ()
-    context = None
-
-    def set(self, **attributes: Any) -> None:
-        """Do nothing."""
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def __bool__(self) -> bool:
-        return False
-
-
-OFF = _Off()
-AnySpan = Span | _Off
 _sink: Sink | None = None
 _everything = False
 _deepest = int(Level.MODEL)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trims.trace.context import SpanContext
-    from trims.trace.spans import AnySpan
+    from trims.trace.span import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Answer, Deployment, Settings

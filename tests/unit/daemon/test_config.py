@@ -15,6 +15,7 @@ from trims.daemon.config import Config, build_config, unknown_variables
 from trims.environments.environment_store import default_folder
 from trims.memory.available import allowed_bytes
 from trims.plugins import Choice
+from trims.trace.levels import Level
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
-        "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes", "trace": "yes", "trace_level": "System",
+        "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
+        "trace": "yes", "trace_level": "System",
         "tenants": "/t.yaml", "max_sessions": "77", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
         "log_format": "JSON",
@@ -118,7 +120,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
-        Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, "debug", "json",
+        Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, Level.SYSTEM,
+        True, "debug", "json",
     )  # fmt: skip
 
 

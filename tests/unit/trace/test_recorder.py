@@ -18,7 +18,7 @@ from trims.trace import recorder as module
 from trims.trace.levels import Level
 from trims.trace.reader import read_counts, read_spans, read_traces
 from trims.trace.recorder import Collector, Recorder
-from trims.trace.spans import Span
+from trims.trace.span import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,7 +182,7 @@ def test_spans_of_many_threads_are_all_written(start: Callable[..., Recorder], t
     assert recorder.dropped == 0
 
 
-def test_what_is_left_is_written_when_the_recorder_is_closed_and_its_descriptor_is_given_back(
+def test_what_is_left_is_written_at_the_end_and_the_file_is_closed(
     start: Callable[..., Recorder], tmp_path: Path
 ) -> None:
     recorder = start()

@@ -11,7 +11,8 @@ import pytest
 from trims.trace import spans
 from trims.trace.levels import Level
 from trims.trace.reader import read_traces
-from trims.trace.spans import OFF, configure, continued, is_recording, span, stop, traceparent
+from trims.trace.span import OFF
+from trims.trace.spans import configure, continued, is_recording, span, stop, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

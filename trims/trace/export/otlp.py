@@ -5,6 +5,7 @@ The environment says where, as OpenTelemetry's specification has it: `OTEL_EXPOR
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -13,7 +14,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-import trims
 from trims.core.errors import DaemonAwayError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _readable(span: Record, anchor: Process, resources: dict[Process, Resource])
     if process not in resources:
         resources[process] = Resource.create(
             {
-                "service.name": f"trims-{process.role}", "service.version": trims.__version__,
+                "service.name": f"trims-{process.role}", "service.version": version("trims"),
                 "process.pid": process.pid,
             }
         )  # fmt: skip
