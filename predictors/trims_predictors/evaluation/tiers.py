@@ -1,0 +1,112 @@
+"""The tier that a start begins from: brought about by orders to the daemon, and verified by looking."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CallerError, InUseError, ModelNotFoundError, NotSupportedError, TrimsError
+from trims.manifests.manifest import parse_manifest
+from trims_predictors.evaluation import page_cache
+
+if TYPE_CHECKING:
+    from trims.control import AsyncAdmin, Model
+
+TIERS = ("file", "disk", "cpu", "gpu")
+#: Part of a file's bytes that may be in memory for a start that counts as one from disk.
+_MOST_CACHED = 0.01
+#: Tries of an eviction, and seconds between two: a copy behind the last reader may be under way.
+_TRIES, _PAUSE_S = 50, 0.1
+
+
+class Unreachable(Exception):  # noqa: N818 - no failure of the evaluation: the tier is left out
+    """A tier cannot be brought about here; the message says why."""
+
+
+async def bring(daemon: AsyncAdmin, model: str, tier: str) -> None:
+    """Bring a model into the state that a start from a tier finds.
+
+    Args:
+        daemon: Its control door.
+        model: As registered.
+        tier: Of `TIERS`. `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
+            is on disk and not in memory; `cpu` and `gpu`: it is there.
+
+    Raises:
+        Unreachable: That cannot be here.
+        TrimsError: The daemon refuses an order.
+    """
+    if tier == "gpu":
+        place = await _gpu(daemon)
+        await daemon.load(model, place)
+        return
+    if tier == "cpu":
+        await daemon.load(model, "cpu")
+        return
+    await _evict(daemon, model, "cpu")
+    if tier == "disk":
+        await daemon.load(model, "disk")
+        await _evict(daemon, model, "cpu")
+    else:
+        await _evict(daemon, model, "disk")
+    await _evict(daemon, model, "file")
+    shown = await daemon.show(model)
+    for replica in shown.replicas:
+        if replica.place.startswith("gpu"):
+            await _evict(daemon, model, replica.place)
+    try:
+        await asyncio.to_thread(page_cache.drop, files_of(shown, tier))
+    except OSError as error:
+        raise Unreachable(f"the file system's cache cannot be dropped: {error}") from error
+
+
+async def verify(daemon: AsyncAdmin, model: str, tier: str) -> str:
+    """Return what is not as a start from a tier needs it; empty if everything is."""
+    shown = await daemon.show(model)
+    there = {each.place.partition(":")[0] for each in shown.replicas if each.state == "sealed" and each.place != "file"}
+    wanted: dict[str, set[str]] = {"file": set(), "disk": {"disk"}, "cpu": {"cpu"}, "gpu": {"gpu"}}
+    if tier in ("file", "disk"):
+        if there != wanted[tier]:
+            return f"its image is at {', '.join(sorted(there)) or 'no place'}"
+        share = await asyncio.to_thread(page_cache.cached_share, files_of(shown, tier))
+        return "" if share <= _MOST_CACHED else f"{share:.0%} of its file is in memory"
+    return "" if wanted[tier] <= there else f"its image is at {', '.join(sorted(there)) or 'no place'}"
+
+
+def files_of(shown: Model, tier: str) -> list[str]:
+    """Return the files that a start from `file` or `disk` reads. Raises Unreachable if they are not known."""
+    if tier == "disk":
+        found = [each.location for each in shown.replicas if each.place == "disk"]
+    else:
+        manifest = parse_manifest(shown.manifest, shown.origin)
+        path = manifest.artifact.path
+        if path is None:
+            raise Unreachable("its artifact is made by code, and is no file")
+        found = [os.path.join(shown.origin, path)]
+    if not found or not all(os.path.isfile(each) for each in found):
+        raise Unreachable(f"it has no single file at {tier}")
+    return found
+
+
+async def _gpu(daemon: AsyncAdmin) -> str:
+    devices = (await daemon.status()).stats.devices
+    if not devices:
+        raise Unreachable("this machine has no GPU that the daemon uses")
+    return str(devices[0].place)
+
+
+async def _evict(daemon: AsyncAdmin, model: str, place: str) -> None:
+    for left in range(_TRIES, 0, -1):
+        try:
+            await daemon.evict(model, place, drain=True)
+        except (ModelNotFoundError, NotSupportedError, CallerError):
+            return  # there is none, or none can be
+        except InUseError:
+            if left == 1:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+            continue
+        except TrimsError:
+            raise
+        return

@@ -1,0 +1,120 @@
+"""Ways in which a process comes to answer a first request: a program of its own, a fork, or one that runs already."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from trims.core.errors import PredictorError
+from trims.trace.spans import span
+from trims_predictors.children.worker_process import spawn
+from trims_predictors.deployment.deployment import load_message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trims_predictors.children.launcher import Launcher
+    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.deployment.deployment import Deployment
+    from trims_predictors.tensors import Tensor
+    from trims_predictors.warm.warm_pool import WarmPool
+
+FRESH, TEMPLATE, HOT = "fresh", "template", "hot"
+WAYS = (FRESH, TEMPLATE, HOT)
+_LOAD_S, _RUN_S = 600.0, 600.0
+
+
+class Starter:
+    """Starts predictors of one deployment, and has them answer.
+
+    Args:
+        launcher: Starts programs.
+        templates: Forks; without spares, so that each sample forks for itself.
+        deployment: Of the model.
+        inputs: Of each request.
+    """
+
+    def __init__(
+        self, launcher: Launcher, templates: WarmPool, deployment: Deployment, inputs: Sequence[Tensor]
+    ) -> None:
+        self._launcher = launcher
+        self._templates = templates
+        self._deployment = deployment
+        self._inputs = inputs
+        self._hot: PredictorProcess | None = None
+
+    async def prepare(self, way: str) -> None:
+        """Have ready what a sample in this way does not count: a template, or a predictor that has answered."""
+        if way == TEMPLATE:
+            process = await self._templates.take(self._deployment.environment)
+            await process.end()
+        elif way == HOT:
+            process = await self._templates.take(self._deployment.environment)
+            try:
+                await self._load(process)
+                await self._run(process)
+            except BaseException:
+                process.kill("it could not be prepared")
+                raise
+            self._hot = process
+
+    async def start(self, way: str) -> tuple[PredictorProcess, list[Tensor]]:
+        """Have a process answer one request. Return it, and the outputs."""
+        if way == HOT:
+            process, self._hot = self._hot, None
+            assert process is not None, "prepare before start"
+            return process, await self._run(process)
+        with span("process"):
+            if way == FRESH:
+                process = spawn(self._launcher, self._deployment.environment)
+            else:
+                process = await self._templates.take(self._deployment.environment)
+        try:
+            if way == TEMPLATE and process.how != "forked":
+                raise PredictorError(f"the predictor was {process.how}, not forked from a template")
+            if way == FRESH:
+                await self._import(process)
+            await self._load(process)
+            return process, await self._run(process)
+        except BaseException:
+            process.kill("its sample failed")
+            raise
+
+    async def again(self, process: PredictorProcess) -> list[Tensor]:
+        """Have a process that has answered answer once more."""
+        return await self._run(process)
+
+    async def _import(self, process: PredictorProcess) -> None:
+        """Start Python and import what a template has imported already."""
+        environment = self._deployment.environment
+        message = {
+            "op": "prepare", "modules": environment.modules(), "import": True, "threads": self._deployment.threads,
+            "pages": [],
+        }  # fmt: skip
+        with span("prepare"):
+            await process.ask(message, deadline_s=_LOAD_S)
+
+    async def _load(self, process: PredictorProcess) -> None:
+        with span("load model"):
+            await process.ask({**load_message(self._deployment), "record": False}, deadline_s=_LOAD_S)
+
+    async def _run(self, process: PredictorProcess) -> list[Tensor]:
+        with span("run"):
+            message = {"op": "predict", "threads": self._deployment.threads}
+            answer = await process.ask(message, deadline_s=_RUN_S, tensors=self._inputs)
+        outputs: list[Tensor] = answer["outputs"]
+        return outputs
+
+    async def close(self) -> None:
+        """End a predictor that was prepared and not used."""
+        if self._hot is not None:
+            await self._hot.end()
+
+
+def digest_of(outputs: Sequence[Tensor]) -> str:
+    """Return the sha256 of outputs with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for tensor in sorted(outputs, key=lambda each: str(each.name)):
+        digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+        digest.update(tensor.data)
+    return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""The order of samples, and what becomes of those that fail; whole evaluations are in tests/e2e/test_evaluations.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trims_predictors.evaluation import tiers
+from trims_predictors.evaluation.evaluation import ANY_TIER, Evaluation, Sample, starts
+from trims_predictors.tensors import Tensor
+
+from trims.core.errors import PredictorError
+from trims.trace import spans
+from trims.trace.spans import span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Process:
+    async def end(self) -> None:
+        pass
+
+
+class Starter:
+    """Answers with the next of some bytes, again and again the last; fails for ways that it is told."""
+
+    def __init__(self, *answers: bytes, fails: str = "") -> None:
+        self.answers, self.fails = list(answers), fails
+        self.started: list[str] = []
+
+    async def prepare(self, way: str) -> None:
+        if way == self.fails:
+            raise PredictorError("it has no template")
+
+    async def start(self, way: str) -> tuple[Any, list[Tensor]]:
+        self.started.append(way)
+        with span("run"):
+            return Process(), await self.again(Process())
+
+    async def again(self, process: Any) -> list[Tensor]:
+        del process
+        data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [Tensor("y", "UINT8", (len(data),), data)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    spans.configure(tmp_path, "tester", everything=True)
+    yield tmp_path
+    spans.stop()
+
+
+def evaluated(
+    folder: Path, starter: Starter, monkeypatch: pytest.MonkeyPatch, *, wrong: str = "", done: Any = (),
+    ways: tuple[str, ...] = ("fresh", "hot"),
+) -> tuple[list[Sample], Evaluation]:  # fmt: skip
+    async def bring(daemon: Any, model: str, tier: str) -> None:
+        if tier == "gpu":
+            raise tiers.Unreachable("there is no GPU")
+
+    async def verify(daemon: Any, model: str, tier: str) -> str:
+        return wrong
+
+    monkeypatch.setattr(tiers, "bring", bring)
+    monkeypatch.setattr(tiers, "verify", verify)
+    taken: list[Sample] = []
+    evaluation = Evaluation(None, "m", starter, str(folder), taken.append)  # type: ignore[arg-type]
+    asyncio.run(evaluation.run(("gpu", "cpu"), ways, 2, frozenset(done)))
+    return taken, evaluation
+
+
+def test_a_predictor_that_runs_has_no_tier() -> None:
+    assert starts(("disk", "cpu"), ("fresh", "hot")) == [("disk", "fresh"), ("cpu", "fresh"), (ANY_TIER, "hot")]
+
+
+def test_samples_are_taken_in_turns_and_a_tier_that_cannot_be_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, evaluation = evaluated(folder, Starter(b"same"), monkeypatch)
+    assert [(each.tier, each.way, each.number) for each in taken] == [
+        ("cpu", "fresh", 0), ("-", "hot", 0), ("cpu", "fresh", 1), ("-", "hot", 1),
+    ]  # fmt: skip
+    assert evaluation.unreachable == {"gpu": "there is no GPU"}
+    for each in taken:
+        assert each.why_not == ""
+        assert sum(each.stages.values()) == pytest.approx(each.seconds)
+        assert (len(each.steady_s), len(each.trace_id)) == (5, 32)
+    assert len({each.digest for each in taken}) == 1
+
+
+def test_what_an_interrupted_evaluation_took_is_not_taken_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = [("cpu", "fresh", 0), ("-", "hot", 0), ("-", "hot", 1)]
+    taken, _ = evaluated(folder, Starter(b"same"), monkeypatch, done=done)
+    assert [(each.tier, each.way, each.number) for each in taken] == [("cpu", "fresh", 1)]
+
+
+def test_a_state_that_is_another_one_is_discarded_and_nothing_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter = Starter(b"same")
+    taken, _ = evaluated(folder, starter, monkeypatch, wrong="half of its file is in memory", ways=("fresh",))
+    assert [bool(each.why_not) for each in taken] == [True, True]
+    assert starter.started == []
+
+
+def test_a_start_that_fails_is_discarded_with_its_error_and_the_others_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, _ = evaluated(folder, Starter(b"same", fails="fresh"), monkeypatch)
+    assert [(each.way, each.why_not.partition(":")[0]) for each in taken[:2]] == [
+        ("fresh", "PredictorError"),
+        ("hot", ""),
+    ]
+
+
+def test_answers_that_differ_from_run_to_run_are_discarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, _ = evaluated(folder, Starter(b"one", b"two"), monkeypatch, ways=("fresh",))
+    assert [bool(each.why_not) for each in taken] == [True, False]
