@@ -62,8 +62,9 @@ def brought(daemon: Daemon, tier: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("tier", "places"), [("file", set()), ("disk", {"disk"}), ("cpu", {"cpu", "file"}), ("gpu", {"cpu", "file", "gpu:0"})]
-)  # fmt: skip
+    ("tier", "places"),
+    [("file", set()), ("disk", {"disk"}), ("cpu", {"cpu", "file"}), ("gpu", {"cpu", "file", "gpu:0"})],
+)
 def test_each_state_is_brought_about(tmp_path: Path, tier: str, places: set[str]) -> None:
     found, wrong = brought(Daemon(tmp_path, gpus=1), tier)
     assert found == places
