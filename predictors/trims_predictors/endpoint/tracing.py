@@ -83,8 +83,7 @@ def copier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {TRACEPARENT: found[TRACEPARENT][0], TRACESTATE: ",".join(found[TRACESTATE])}
 
 
-@contextmanager
-def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> Iterator[None]:
+def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> AbstractContextManager[None]:
     """Record a request as a span, if its caller asks for that by `tracestate: trims=1`, or if all are recorded.
 
     Args:
@@ -92,9 +91,11 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
         name: Of the span.
         model: That is asked.
     """
-    if not is_on():
-        yield
-        return
+    return _recorded(headers, name, model) if is_on() else _NOTHING
+
+
+@contextmanager
+def _recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> Iterator[None]:
     asked = copier_of(headers)
     parent = asked.get(TRACEPARENT) if ASKED in asked.get(TRACESTATE, "").replace(" ", "").split(",") else None
     with continued(parent), span(name, Level.APPLICATION) as request:

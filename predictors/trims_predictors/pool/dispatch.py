@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import DeadlineError, PredictorError, TrimsError
 from trims.logs import facts
 from trims.trace.context import current
+from trims.trace.span import OFF
 from trims.trace.spans import span
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.pool.batching import join, split
@@ -64,7 +65,7 @@ class Request:
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
     trace: SpanContext | None = field(default_factory=current.get)
-    queued: AnySpan = field(default_factory=lambda: span("queue"))
+    queued: AnySpan = OFF
 
 
 @dataclass(eq=False, slots=True)
@@ -162,9 +163,9 @@ class Runs:
         began, deployment = time.perf_counter(), running.deployment
         requests: list[Request] = [job.payload for job in jobs]
         traces = [request.trace for request in requests if request.trace is not None]
-        for request in requests:
+        for request in requests if traces else ():
             request.queued.end()
-        run = span("run", parent=traces[0] if traces else None, batch_size=len(jobs))
+        run = span("run", parent=traces[0], batch_size=len(jobs)) if traces else OFF
         running.process.answers(requests[0].id)
         deadline_s = deployment.run_deadline_s
         threads = deployment.threads_of(len(self._computing))
