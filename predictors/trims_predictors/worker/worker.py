@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
-from trims.manifests.serving import parse_tensors
+from trims.manifests.serving import check_tensors
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims_predictors.api import Context
@@ -272,7 +272,8 @@ class Worker:
     def _rehearse(self, message: Message) -> tuple[Message, None]:
         """Do what a first run does, so that the first request finds it done."""
         assert self._pipeline is not None, "rehearse before load"
-        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given", any_rank=True))
+        check_tensors(given := types_of(message["given"]), "given")
+        outputs = self._pipeline.rehearse(given)
         if outputs:  # the next answer finds an arena of its size, in memory that is there already
             fd = self._instructions.write(self._pipeline.tensors(outputs))[1]
             if fd is not None:
