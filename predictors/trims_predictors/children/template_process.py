@@ -11,10 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, PredictorError
+from trims.process import messages
 from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, weigh
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.children.worker_process import PredictorProcess
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.worker.prefault import WrittenPages
 

@@ -22,9 +22,9 @@ from trims.core.errors import (
     from_code,
 )
 from trims.memory.shortage import tells_of_memory
+from trims.process.messages import close_all, pair
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
-from trims_predictors.ipc.messages import close_all, pair
 from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor

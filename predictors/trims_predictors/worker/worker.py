@@ -37,11 +37,11 @@ from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.manifests.serving import parse_tensors
+from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.malloc import keep_memory, take_ahead
 from trims_predictors.sandbox.landlock import restrict

@@ -15,13 +15,13 @@ import pytest
 from fleets import SUPPORT, register
 from looking import wait_until
 from trims_predictors.children.launcher import Environment, Launcher
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.tensors import from_array, to_array
 from trims_predictors.worker import worker
 
 from trims.control import admin
 from trims.core.errors import BadMessageError
+from trims.process import messages
 
 if TYPE_CHECKING:
     import socket
