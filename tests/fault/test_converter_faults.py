@@ -139,12 +139,12 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
     "raises": (ConversionError, "KeyError: 'missing'"),
     "refuses": (ArtifactError, r"m\.faulty: byte 7 is wrong"),
     "imports": (NotSupportedError, "has no 'no_such_framework'; install it there: .* -m pip install no_such_framework"),
-    "exits": (ConversionError, "ended with status 3 and without an answer; its last words: goodbye"),
-    "leaves": (ConversionError, "ended with status 0 and without an answer"),
-    "is_killed": (ConversionError, "was killed by SIGKILL .by the kernel for lack of memory, or by another process"),
-    "crashes": (ConversionError, "(?s)was killed by SIGSEGV; its last words: Fatal Python error.*string_at"),
-    "aborts": (ConversionError, "was killed by SIGABRT"),
-    "bus_error": (ConversionError, "was killed by SIGBUS"),
+    "exits": (ConversionError, "exited with status 3 and without an answer; its last words: goodbye"),
+    "leaves": (ConversionError, "exited with status 0 and without an answer"),
+    "is_killed": (ConversionError, "was ended by SIGKILL .by the kernel for lack of memory, or by another process"),
+    "crashes": (ConversionError, "(?s)was ended by SIGSEGV; its last words: Fatal Python error.*string_at"),
+    "aborts": (ConversionError, "was ended by SIGABRT"),
+    "bus_error": (ConversionError, "was ended by SIGBUS"),
     "eats": (
         ConversionError,
         r"exceeded its memory limit of 1\.0 GiB \(raise the setting converter_memory_bytes\): .*MemoryError",
@@ -159,9 +159,9 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
     "overflows": (ConversionError, "sent what is no message .a message is longer than 98304 bytes"),
     "boasts": (ConversionError, "sent what is no message .a message of 4294967295 bytes is too long; 262144 are"),
     "half": (ConversionError, "sent what is no message .a message is not JSON"),
-    "floods": (ConversionError, "(?s)ended with status 9 and without an answer; its last words: x.*x{1000}"),
-    "litters": (ConversionError, "was killed by SIGABRT"),
-    "begets_and_dies": (ConversionError, "ended with status 5"),
+    "floods": (ConversionError, "(?s)exited with status 9 and without an answer; its last words: x.*x{1000}"),
+    "litters": (ConversionError, "was ended by SIGABRT"),
+    "begets_and_dies": (ConversionError, "exited with status 5"),
 }
 
 
@@ -254,7 +254,7 @@ def test_a_child_killed_while_it_waits_for_room_is_noticed_when_it_is_wanted(fau
         conversion.plan()
         group = os.getpgid(int((faulty / "note").read_text()))
         os.killpg(group, signal.SIGKILL)
-        with (faulty / "image").open("w+b") as image, pytest.raises(ConversionError, match="killed by SIGKILL"):
+        with (faulty / "image").open("w+b") as image, pytest.raises(ConversionError, match="ended by SIGKILL"):
             conversion.write(image.fileno())
 
 
@@ -284,7 +284,7 @@ def test_an_interpreter_that_does_not_start_is_named(faulty: Path) -> None:
     silent = artifact(faulty, "nothing", "plan")
     for python, error, words in (
         (faulty / "missing", NotSupportedError, "no converter can be started with .*missing"),
-        (Path("/bin/false"), ConversionError, "ended with status 1 and without an answer"),
+        (Path("/bin/false"), ConversionError, "exited with status 1 and without an answer"),
     ):
         with start_conversion(silent, python=python, limits=LIMITS) as conversion, pytest.raises(error, match=words):
             conversion.plan()

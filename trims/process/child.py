@@ -146,6 +146,12 @@ class Child:
             self.lifeline.close()
         return self.status
 
+    def reap(self) -> int:
+        """Wait for its end for as long as it takes. Return its status."""
+        status = self.wait()
+        assert status is not None
+        return status
+
     def _ended_within(self, seconds: float) -> bool:
         poll, pidfd = select.poll(), self.watch()
         try:
@@ -159,20 +165,15 @@ class Child:
         self.socket.close()
         if self.wait(grace_s) is None:
             self.kill()
-        return self._reaped()
+        return self.reap()
 
     def close(self) -> None:
         """Kill it, wait for its end, and give back what it took here. Idempotent."""
         self.kill()
-        self._reaped()
+        self.reap()
         self._ties.close()
         if self.stderr is not None:
             self.stderr.close()
-
-    def _reaped(self) -> int:
-        status = self.wait()
-        assert status is not None
-        return status
 
 
 def exit_words(status: int, why_killed: str = "") -> str:
@@ -183,5 +184,5 @@ def exit_words(status: int, why_killed: str = "") -> str:
         why_killed: What may have sent SIGKILL, for behind it (see `trims.memory.shortage`).
     """
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}{why_killed if -status == signal.SIGKILL else ''}"
-    return f"ended with status {status}"
+        return f"was ended by {signal.Signals(-status).name}{why_killed if -status == signal.SIGKILL else ''}"
+    return f"exited with status {status}"

@@ -147,10 +147,10 @@ def test_ties_that_are_given_away_end_with_their_other_end() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (0, "ended with status 0"),
-        (3, "ended with status 3"),
-        (-signal.SIGSEGV, "was killed by SIGSEGV"),
-        (-signal.SIGKILL, "was killed by SIGKILL (by the kernel)"),
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-signal.SIGSEGV, "was ended by SIGSEGV"),
+        (-signal.SIGKILL, "was ended by SIGKILL (by the kernel)"),
     ],
 )
 def test_an_exit_status_in_words_names_the_signal_and_who_may_have_sent_it(status: int, words: str) -> None:
