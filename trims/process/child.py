@@ -90,7 +90,7 @@ class Child:
             ties.close()
             raise
         ties.given()
-        #: What it writes to its standard error, if that was asked for.
+        #: Standard error of the process, if that was asked for.
         self.stderr = self._process.stderr
 
     @property
