@@ -93,7 +93,7 @@ def test_memory_that_cannot_be_given_back_is_given_up_after_some_tries(
         bench.pools.run()
     assert f"{bench.extent.label} is left where it is and counts no more" in caplog.text
     assert (bench.freed, bench.freeing.next_due_s(), bench.memory.extents()) == (1, None, {})
-    os.unlink(folder / bench.extent.label)
+    bench.tier.inner.free(bench.extent)
 
 
 def test_at_the_end_nothing_is_tried_again(bench: Bench, folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_at_the_end_nothing_is_tried_again(bench: Bench, folder: Path) -> None:
     bench.stopping.set()
     bench.begin()
     assert (bench.freed, bench.freeing.next_due_s()) == (1, None)
-    os.unlink(folder / bench.extent.label)
+    bench.tier.inner.free(bench.extent)
 
 
 def test_a_removal_that_fails_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
