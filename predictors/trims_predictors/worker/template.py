@@ -27,9 +27,9 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
+from trims.process import messages
 from trims.process.lifeline import depend_on
 from trims_predictors.frameworks import threads
-from trims_predictors.ipc import messages
 from trims_predictors.sandbox.landlock import restrict
 from trims_predictors.worker import fork_safety, reaper, worker
 from trims_predictors.worker.randomness import installed_reseeders, reseed

@@ -35,11 +35,11 @@ from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.manifests.serving import check_tensors
+from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.malloc import keep_memory, take_ahead
 from trims_predictors.tensors import describe, to_array, types_of
