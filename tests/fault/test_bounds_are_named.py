@@ -244,7 +244,7 @@ def test_memory_of_a_converter_that_is_used_up_is_named(tmp_path: Path, way: str
 
 def test_a_converter_that_the_kernel_may_have_killed_is_told_so(tmp_path: Path) -> None:
     error = build(tmp_path, "kernel", Limits(memory_bytes=512 << 20, time_s=60.0))
-    assert "was killed by SIGKILL (by the kernel for lack of memory, or by another process" in str(error)
+    assert "was ended by SIGKILL (by the kernel for lack of memory, or by another process" in str(error)
 
 
 def test_time_of_a_converter_that_is_used_up_is_named(tmp_path: Path) -> None:

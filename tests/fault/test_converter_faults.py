@@ -32,13 +32,17 @@ LIMITS = Limits(memory_bytes=1 << 30, time_s=60.0)
 SOCKET = "int(sys.argv[2])"
 
 FAULTY = f"""
-import ctypes, json, os, signal, struct, subprocess, sys, tempfile, time
+import ctypes, json, os, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 from trims.core.errors import ArtifactError
 from trims.image.plan import SourceTensor, plan_image
 
 def frame(data):
-    os.write({SOCKET}, struct.pack("<I", len(data)) + data)
+    os.write({SOCKET}, data)
+
+def in_file(nbytes):
+    with socket.socket(fileno=os.dup({SOCKET})) as sock:
+        socket.send_fds(sock, [json.dumps({{"message_in_file": nbytes}}).encode()], [os.memfd_create("long")])
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
@@ -64,9 +68,10 @@ WAYS = dict(
     hangs_up=lambda options: (os.close({SOCKET}), time.sleep(1000)),
     babbles=lambda options: (frame(b"hello"), time.sleep(1000)),
     lists=lambda options: (frame(b"[1]"), time.sleep(1000)),
-    nests=lambda options: (frame(b"[" * 100000), time.sleep(1000)),
-    boasts=lambda options: (os.write({SOCKET}, bytes([255] * 4)), time.sleep(1000)),
-    half=lambda options: (os.write({SOCKET}, struct.pack("<I", 100) + b"{{"), os._exit(0)),
+    nests=lambda options: (frame(b"[" * 90000), time.sleep(1000)),
+    overflows=lambda options: (frame(b" " * 100000 + b"{{}}"), time.sleep(1000)),
+    boasts=lambda options: (in_file(4294967295), time.sleep(1000)),
+    half=lambda options: (frame(b'{{"planned_bytes": '), os._exit(0)),
     floods=lambda options: [say("x" * 1000) for _ in range(10000)] and os._exit(9),
     spins=lambda options: (note_pid(options, os.getpid()), all(True for _ in iter(int, 1))),
     sleeps_deaf=lambda options: (
@@ -134,12 +139,12 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
     "raises": (ConversionError, "KeyError: 'missing'"),
     "refuses": (ArtifactError, r"m\.faulty: byte 7 is wrong"),
     "imports": (NotSupportedError, "has no 'no_such_framework'; install it there: .* -m pip install no_such_framework"),
-    "exits": (ConversionError, "ended with exit code 3 and without an answer; its last words: goodbye"),
-    "leaves": (ConversionError, "ended with exit code 0 and without an answer"),
-    "is_killed": (ConversionError, "was killed by SIGKILL .by the kernel for lack of memory, or by another process"),
-    "crashes": (ConversionError, "(?s)was killed by SIGSEGV; its last words: Fatal Python error.*string_at"),
-    "aborts": (ConversionError, "was killed by SIGABRT"),
-    "bus_error": (ConversionError, "was killed by SIGBUS"),
+    "exits": (ConversionError, "exited with status 3 and without an answer; its last words: goodbye"),
+    "leaves": (ConversionError, "exited with status 0 and without an answer"),
+    "is_killed": (ConversionError, "was ended by SIGKILL .by the kernel for lack of memory, or by another process"),
+    "crashes": (ConversionError, "(?s)was ended by SIGSEGV; its last words: Fatal Python error.*string_at"),
+    "aborts": (ConversionError, "was ended by SIGABRT"),
+    "bus_error": (ConversionError, "was ended by SIGBUS"),
     "eats": (
         ConversionError,
         r"exceeded its memory limit of 1\.0 GiB \(raise the setting converter_memory_bytes\): .*MemoryError",
@@ -148,14 +153,15 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
         ConversionError,
         r"exceeded its memory limit of 1\.0 GiB \(raise the setting converter_memory_bytes\): .*bad_alloc",
     ),
-    "babbles": (ConversionError, "sent a message that is not JSON"),
-    "lists": (ConversionError, "sent a message that is not a JSON object"),
-    "nests": (ConversionError, "sent a message that is not JSON"),
-    "boasts": (ConversionError, "sent a message of 4294967295 bytes"),
-    "half": (ConversionError, "ended with exit code 0 and without an answer"),
-    "floods": (ConversionError, "(?s)ended with exit code 9 and without an answer; its last words: x.*x{1000}"),
-    "litters": (ConversionError, "was killed by SIGABRT"),
-    "begets_and_dies": (ConversionError, "ended with exit code 5"),
+    "babbles": (ConversionError, "sent what is no message .a message is not JSON"),
+    "lists": (ConversionError, "sent what is no message .a message is a list; an object is expected"),
+    "nests": (ConversionError, "sent what is no message .a message is not JSON"),
+    "overflows": (ConversionError, "sent what is no message .a message is longer than 98304 bytes"),
+    "boasts": (ConversionError, "sent what is no message .a message of 4294967295 bytes is too long; 262144 are"),
+    "half": (ConversionError, "sent what is no message .a message is not JSON"),
+    "floods": (ConversionError, "(?s)exited with status 9 and without an answer; its last words: x.*x{1000}"),
+    "litters": (ConversionError, "was ended by SIGABRT"),
+    "begets_and_dies": (ConversionError, "exited with status 5"),
 }
 
 
@@ -215,7 +221,7 @@ def test_what_a_child_begot_dies_though_its_lifeline_ends_last(faulty: Path) -> 
         conversion.plan()
         grandchild = os.pidfd_open(int((faulty / "note").read_text()))
         assert conversion._child is not None
-        conversion._child._socket.shutdown(socket.SHUT_WR)
+        conversion._child._child.socket.shutdown(socket.SHUT_WR)
         assert_ends(grandchild)
 
 
@@ -248,7 +254,7 @@ def test_a_child_killed_while_it_waits_for_room_is_noticed_when_it_is_wanted(fau
         conversion.plan()
         group = os.getpgid(int((faulty / "note").read_text()))
         os.killpg(group, signal.SIGKILL)
-        with (faulty / "image").open("w+b") as image, pytest.raises(ConversionError, match="killed by SIGKILL"):
+        with (faulty / "image").open("w+b") as image, pytest.raises(ConversionError, match="ended by SIGKILL"):
             conversion.write(image.fileno())
 
 
@@ -278,7 +284,7 @@ def test_an_interpreter_that_does_not_start_is_named(faulty: Path) -> None:
     silent = artifact(faulty, "nothing", "plan")
     for python, error, words in (
         (faulty / "missing", NotSupportedError, "no converter can be started with .*missing"),
-        (Path("/bin/false"), ConversionError, "ended with exit code 1 and without an answer"),
+        (Path("/bin/false"), ConversionError, "exited with status 1 and without an answer"),
     ):
         with start_conversion(silent, python=python, limits=LIMITS) as conversion, pytest.raises(error, match=words):
             conversion.plan()

@@ -658,7 +658,7 @@ def test_what_is_resumed_is_verified_before_what_was_found_earlier(
     monkeypatch.setattr(CpuTier, "verify", verify)
     second = serve()
     wait_until(lambda: verified, "none is verified")
-    again, last = Asker(second), list(second.store.runner._to_verify)[-1].key
+    again, last = Asker(second), list(second.store.runner._to_verify._jobs)[-1].key
     second.store.resume(again.session, last, CPU, lambda _: None)
     go_on.set()
     wait_until(lambda: len(verified) == len(keys), "some were not verified")
@@ -805,7 +805,7 @@ def test_what_needs_no_converter_waits_for_none(
         busy.set()
         assert go_on.wait(WAIT_S)
 
-    daemon.store.runner._converters.submit(stuck)
+    daemon.store.runner._workers.converters.submit(stuck)
     assert busy.wait(WAIT_S)
     asker = Asker(daemon)
     assert isinstance(asker.open(checkpoint("m")), Granted)

@@ -137,3 +137,21 @@ def test_python_programs_are_started_without_the_working_folder() -> None:
         for line in _commands_with_the_working_folder(file)
     }
     assert found == set(), "trims.process.python.run_module and run_code start them"
+
+
+#: Lines of a constructor, its signature among them.
+_CONSTRUCTOR_LINES = 40
+
+
+def _long_constructors(file: Path) -> list[str]:
+    found = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for node in found
+        if node.name == "__init__" and (node.end_lineno or 0) - node.lineno >= _CONSTRUCTOR_LINES
+    ]
+
+
+def test_a_constructor_is_at_most_40_lines_long() -> None:
+    files = [file for file in _modules().values() if not file.name.endswith("_pb2_grpc.py")]  # which are generated
+    assert [found for file in files for found in _long_constructors(file)] == []

@@ -9,7 +9,7 @@ import numpy as np
 from trims_predictors.api import Context
 from trims_predictors.transforms.chain import BUILDERS, Chain
 
-from trims.manifests.steps import parse_steps
+from trims.manifests.step_fields import parse_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

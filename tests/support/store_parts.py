@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import blake3
+from msgspec import structs
 
 from trims.formats.base import Artifact
 from trims.manifests.manifest import parse_manifest
@@ -141,7 +141,7 @@ def resolved(name: str = "m", key: str = "a" * 64, *, converted: bool = False, *
     return Resolved(
         name=name,
         key=key,
-        manifest=replace(manifest, name=name),
+        manifest=structs.replace(manifest, name=name),
         artifact=Artifact("npz", (Path("/m.npz"),), {}),
         recipe={"format": "npz"},
         python=None,

@@ -1,4 +1,4 @@
-"""`python -m trims.background.child FD`: the copier. It does what the daemon at the other end of a socket asks.
+"""Copier: a process that does what the daemon at the other end of a socket asks.
 
 It runs when no other program wants the processor (SCHED_IDLE), and the kernel gives its disk requests the last place
 with that. So it must hold nothing that another process waits for: it shares no interpreter and no lock with the daemon.
@@ -17,8 +17,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trims.background.cpu_quota import CpuQuota
-from trims.background.messages import failure, read_order, receive, send
+from trims.background.messages import MOST_FDS, failure, read_order
 from trims.background.task import Running, SourceFailedError
+from trims.core.errors import LostPeerError
+from trims.process import messages
+from trims.process.lifeline import depend_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,12 +67,15 @@ class Copier:
     def serve(self) -> None:
         """Answer requests until the daemon is gone, or silent for long."""
         try:
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    self._connection.settimeout(IDLE_S if self._running is None else None)
-                    send(self._connection, self._answer(*receive(self._connection)))
+            with contextlib.suppress(EOFError, LostPeerError, OSError):
+                while (received := self._next()) is not None:
+                    messages.send(self._connection, self._answer(*received))
         finally:
             self._drop()
+
+    def _next(self) -> tuple[dict[str, Any], list[int]] | None:
+        self._connection.settimeout(IDLE_S if self._running is None else None)
+        return messages.receive(self._connection, most_fds=MOST_FDS)
 
     def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         what = request["do"]
@@ -122,12 +128,9 @@ class Copier:
 
 
 def main() -> None:
-    """Entry of the process; the argument is its end of the socket."""
+    """Entry of the process. Arguments: those of its ties."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    depend_on(int(sys.argv[4]))  # also while it waits for a disk
     give_way()
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
+    with socket.socket(fileno=int(sys.argv[2])) as connection:
         Copier(connection).serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,18 +8,18 @@ thread that asked.
 from __future__ import annotations
 
 import logging
-import os
 import select
-import socket
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from trims.background.messages import MOST_FDS, check, receive, send, send_order
+from trims.background.messages import MOST_FILES, check, send_order
 from trims.background.task import Running, SourceFailedError
+from trims.core.errors import BadMessageError, LostPeerError
 from trims.memory.mapping import LARGE_PAGE_BYTES
-from trims.process.python import run_code
+from trims.process import messages
+from trims.process.child import Child, Ties, exit_words
+from trims.process.python import run_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,17 +34,6 @@ HERE_BYTES = 4 << 20
 #: Seconds that a request waits for the end of a slice. Then the copier is killed: it may get no processor at all.
 _PATIENCE_S = 0.2
 _LOOK_S = 0.05
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: The package from its own folder, whatever else lies beside it.
-_BOOTSTRAP = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("trims", sys.argv[2] + "/__init__.py",
-                                              submodule_search_locations=[sys.argv[2]])
-sys.modules["trims"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["trims"])
-from trims.background.child import main
-main()
-"""
 
 
 class LostCopierError(Exception):
@@ -56,39 +45,36 @@ class Process:
 
     def __init__(self) -> None:
         try:
-            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ties = Ties()
+            self._child = Child(run_ours("trims.background.child", *ties.arguments), ties)
         except OSError as error:
             raise LostCopierError(f"no copier can be started: {error}") from error
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    run_code(_BOOTSTRAP, str(theirs.fileno()), _PACKAGE),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self._socket.close()
-                raise LostCopierError(f"no copier can be started: {error}") from error
-        try:  # it ends by itself when it had nothing to do for a while, and is buried then
-            threading.Thread(target=self._process.wait, name="trims-copier", daemon=True).start()
+        # It ends by itself when it had nothing to do for a while, and is waited for then.
+        self._reaper = threading.Thread(target=self._child.wait, name="trims-copier", daemon=True)
+        try:
+            self._reaper.start()
         except RuntimeError as error:
-            self.kill()
+            self._child.close()
             raise LostCopierError(f"no copier can be started: {error}") from error
 
     @property
     def pid(self) -> int:
         """Return the process id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def ended(self) -> bool:
         """Return whether the process has ended, or is about to, because it was idle for too long."""
-        if self._socket.fileno() < 0 or self._process.poll() is not None:
+        if self._child.socket.fileno() < 0 or self._child.status is not None:
             return True
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self._child.socket, select.POLLIN)
         return bool(poll.poll(0))
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the end of the process. Return its status; None if it has not ended in time."""
+        self._reaper.join(seconds)
+        return self._child.status
 
     def begin(self, order: Order, is_awaited: Callable[[], bool] = lambda: False) -> bool:
         """Send a task.
@@ -96,8 +82,8 @@ class Process:
         Return False when a request starts waiting (see `ask`). Raises LostCopierError, OSError for a target.
         """
         try:
-            send_order(self._socket, order)
-        except OSError as error:
+            send_order(self._child.socket, order)
+        except (LostPeerError, OSError) as error:
             raise self._lost(error) from error
         return self._answer(is_awaited) is not None
 
@@ -107,14 +93,14 @@ class Process:
         Raises LostCopierError, SourceFailedError, OSError for a target.
         """
         try:
-            send(self._socket, request)
-        except OSError as error:
+            messages.send(self._child.socket, request)
+        except (LostPeerError, OSError) as error:
             raise self._lost(error) from error
         return self._answer(is_awaited)
 
     def _answer(self, is_awaited: Callable[[], bool]) -> dict[str, Any] | None:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self._child.socket, select.POLLIN)
         awaited_s = 0.0
         while not poll.poll(_LOOK_S * 1e3):
             awaited_s += _LOOK_S if is_awaited() else 0.0
@@ -122,29 +108,30 @@ class Process:
                 self.kill()
                 return None
         try:
-            answer, _ = receive(self._socket)
-        except (EOFError, OSError) as error:
+            received = messages.receive(self._child.socket)
+        except (BadMessageError, OSError) as error:
             raise self._lost(error) from error
-        return check(answer)
+        if received is None:
+            raise self._lost("it closed its socket")
+        return check(received[0])
 
     def kill(self) -> None:
         """Kill the process and wait for its end: it writes nowhere any more."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
+        self.end()
+        self.wait()
 
     def close(self) -> None:
         """Close the connection, so that the process ends once it has finished its task; returns at once."""
-        self._socket.close()
+        self._child.socket.close()
 
     def end(self) -> None:
         """End the process, which has nothing to do; returns at once."""
-        self._process.kill()  # also one that is stopped
-        self._socket.close()
+        self._child.kill()  # also one that is stopped
+        self._child.socket.close()
 
-    def _lost(self, error: Exception) -> LostCopierError:
+    def _lost(self, why: object) -> LostCopierError:
         self.kill()
-        return LostCopierError(f"copier {self.pid} ended with status {self._process.returncode} ({error})")
+        return LostCopierError(f"copier {self.pid} {exit_words(self._child.status or 0)} ({why})")
 
 
 class Copiers:
@@ -192,7 +179,7 @@ class Copiers:
                 more, told_bytes = done_bytes - told_bytes, done_bytes
                 moved(more, took_s)
 
-        if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FDS:
+        if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FILES:
             try:
                 return self._carry(order, bytes_per_s, tell, is_awaited)
             except LostCopierError as error:

@@ -1,4 +1,4 @@
-"""Messages between a daemon and its copier: one request, one answer, over a socket that keeps messages whole.
+"""Messages between a daemon and its copier: one request, one answer (see `trims.process.messages`).
 
 Requests: `begin` (a task, with its descriptors), `go` (do as many bytes, at a bandwidth), `end` (send the digests and
 let go of all), `drop` (let go of all). Each answer has the same fields. The list of parts may be long, so it travels as
@@ -8,40 +8,23 @@ a file in memory.
 from __future__ import annotations
 
 import array
-import json
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 from trims.background.task import Order, Part, SourceFailedError, Task
+from trims.process import messages
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
-#: Descriptors of one message; the kernel takes 253.
-MOST_FDS = 200
-_MESSAGE_BYTES = 64 << 10
+#: Files of one task, and descriptors of its message; the kernel takes 253.
+MOST_FILES, MOST_FDS = 200, 202
 _NUMBERS = 4
 
 
-def send(connection: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one message. Raises OSError if the other side is gone."""
-    socket.send_fds(connection, [json.dumps(message).encode()], list(fds))
-
-
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message and its descriptors, which are the caller's.
-
-    Raises EOFError if the other side is gone.
-    """
-    data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, MOST_FDS + 2)
-    if not data:
-        raise EOFError("the other side has closed the connection")
-    return json.loads(data), fds
-
-
 def send_order(connection: socket.socket, order: Order) -> None:
-    """Send `begin`. Raises OSError."""
+    """Send `begin`. Raises OSError, LostPeerError."""
     task, target = order.task, order.target
     numbers = array.array("Q")
     for part in task.parts:
@@ -57,7 +40,7 @@ def send_order(connection: socket.socket, order: Order) -> None:
             "large_pages": task.large_pages,
             "has_target": target is not None,
         }
-        send(connection, message, [parts_fd, *([] if target is None else [target]), *order.files])
+        messages.send(connection, message, [parts_fd, *([] if target is None else [target]), *order.files])
     finally:
         os.close(parts_fd)
 

@@ -7,7 +7,6 @@ import difflib
 import os
 import sys
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trims
@@ -179,9 +178,9 @@ def _help(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     del options
-    folder = Path(trims.__file__).parent
-    packed, beside = folder / "schema.json", folder.parent / "manifests" / "schema.json"  # in a wheel; in a checkout
-    sys.stdout.write((packed if packed.exists() else beside).read_text(encoding="utf-8"))
+    from trims.manifests.schema import text
+
+    sys.stdout.write(text())
     return 0
 
 

@@ -12,7 +12,6 @@ from trims.control.artifacts import check_text, manifest_for
 from trims.control.orders import message
 from trims.core.errors import CallerError, ManifestError
 from trims.documents import load_yaml
-from trims.manifests.fields import Fields
 from trims.manifests.manifest import text_of_version
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
@@ -63,7 +62,9 @@ def _check_versions(raw: dict[str, Any]) -> None:
     text_of_version(raw.get("version"), "the manifest")
     framework = raw.get("framework")
     if isinstance(framework, Mapping):
-        Fields(framework, "the manifest: framework").text("version", "")
+        version = framework.get("version")
+        if not isinstance(version, str | None):
+            raise ManifestError(f"the manifest: framework.version must be text, not {version!r:.80}; quote it")
 
 
 def _refuse_state_key(what: str, state_key: str | None) -> None:

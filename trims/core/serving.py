@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+#: Names that are in another module than `trims.manifests.serving` by now.
+_ELSEWHERE = {"PredictorSettings": "predictor", "parse_predictor": "predictor"}
+
 
 def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("trims.manifests.serving"), name)
+    return getattr(importlib.import_module(f"trims.manifests.{_ELSEWHERE.get(name, 'serving')}"), name)

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trims.environments.interpreters import plain_environment
-from trims.process.python import run_code
+from trims.memory.shortage import killed_words
+from trims.process.child import exit_words
+from trims.process.oneshot import run
+from trims.process.python import LOAD_PACKAGES, run_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,28 +31,26 @@ if TYPE_CHECKING:
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 #: The framework of a cold disk takes long to import.
 _ANSWER_S = 300.0
-#: Our packages come from their own folders, as for converters and predictors.
-_SCRIPT = """
-import importlib, importlib.util, json, os, platform
+_SCRIPT = (
+    LOAD_PACKAGES
+    + """
+import importlib, json, os, platform
 packages, modules = json.loads(sys.argv[1])
 sys.stdout.flush()
 answer, _ = os.dup(1), os.dup2(2, 1)
-def load(name, folder):
-    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
 def attempt(work):
     try:
         return {"is": work()}
     except BaseException as error:
         return {"error": type(error).__name__ + ": " + str(error)}
 told = {"version": platform.python_version()}
-told["ours"] = attempt(lambda: [load(*each) for each in packages.items()]
-                       + [importlib.import_module(each) for each in modules["ours"]] and None)
+told["ours"] = attempt(lambda: load_packages(packages)
+                       or [importlib.import_module(each) for each in modules["ours"]] and None)
 told["frameworks"] = {each: attempt(lambda each=each: str(getattr(importlib.import_module(each), "__version__", "")))
                       for each in modules["frameworks"]}
 os.write(answer, json.dumps(told).encode())
 """
+)
 _OURS = {
     "trims": ("trims.formats.conversion.child",),
     "trims_client": ("trims_client.session", "trims_client.weights"),
@@ -150,19 +150,16 @@ def _ask(made: Made) -> Any:
     }
     command = run_code(_SCRIPT, json.dumps([packages, modules]), python=made.python)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,
-            env=_variables(), stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = run(command, seconds=_ANSWER_S, env=_variables())
+    except TimeoutError:
+        return f"its interpreter {made.python} did not answer within {_ANSWER_S:g} s"
     except OSError as error:
         return f"its interpreter {made.python} cannot be started: {error.strerror}"
-    except subprocess.TimeoutExpired:
-        return f"its interpreter {made.python} did not answer within {_ANSWER_S:g} s"
     try:
-        return json.loads(done.stdout)
+        return json.loads(done.out)
     except ValueError:
-        words = "\n".join(done.stderr.strip().splitlines()[-5:])
-        return f"its interpreter {made.python} ended with status {done.returncode} and without an answer: {words}"
+        how = exit_words(done.status, killed_words())
+        return f"its interpreter {made.python} {how} and gave no answer: {done.last_words(5)}"
 
 
 def _variables() -> Mapping[str, str]:

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trims.core.errors import NotSupportedError
+from trims.process.oneshot import run
 
 _VERSION = re.compile(r"3\.\d+\Z")
 _ASK = (
@@ -100,21 +100,18 @@ def _asked_of_uv(wanted: str, uv: str | None) -> str:
     if uv is None:
         return ""
     command = [uv, "python", "find", "--no-python-downloads", wanted]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain_environment())
-    return done.stdout.strip() if done.returncode == 0 else ""
+    done = run(command, seconds=_ANSWER_S, env=plain_environment())
+    return done.out.strip() if done.status == 0 else ""
 
 
 def _ask(path: Path, wanted: str = "") -> Interpreter:
     try:
-        done = subprocess.run(
-            [path, "-I", "-c", _ASK], capture_output=True, text=True, check=False, timeout=_ANSWER_S,
-            env=plain_environment(), stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        told = json.loads(done.stdout)
+        done = run([path, "-I", "-c", _ASK], seconds=_ANSWER_S, env=plain_environment())
+        told = json.loads(done.out)
     except ValueError as error:
-        words = " ".join(done.stderr.split())[:300] or "it said nothing that can be understood"
-        raise NotSupportedError(f"{path} is no Python that runs: {words} (status {done.returncode})") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+        words = " ".join(done.err.split())[:300] or "it said nothing that can be understood"
+        raise NotSupportedError(f"{path} is no Python that runs: {words} (status {done.status})") from error
+    except OSError as error:
         raise NotSupportedError(f"{path} is no Python that runs: {error}") from error
     found = Interpreter(path, str(told["version"]), str(told["platform"]))
     if told["implementation"] != "CPython" or _numbers(found.version) < (3, 10):

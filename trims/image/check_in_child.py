@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 
 from trims.core.errors import ConversionError, ImageError
@@ -18,23 +17,15 @@ from trims.image.check import check_image
 from trims.image.descriptors import explain_descriptors
 from trims.image.peek import without_weights
 from trims.image.reader import ImageView
+from trims.process.child import exit_words
+from trims.process.oneshot import run
+from trims.process.python import run_ours
 
 _MEMORY_BYTES = 4 << 30
 #: Seconds of the processor in the child, and of the clock here: the largest header that is allowed takes some 5 s.
 _TIME_S = 120
 _WRONG = 3
 _MAX_MESSAGE = 2000
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: The package from its own folder and the standard library: no environment can be in the way.
-_BOOTSTRAP = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("trims", sys.argv[1] + "/__init__.py",
-                                              submodule_search_locations=[sys.argv[1]])
-sys.modules["trims"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["trims"])
-from trims.image.check_in_child import main
-main()
-"""
 
 
 def check_apart(fd: int, nbytes: int) -> None:
@@ -43,26 +34,19 @@ def check_apart(fd: int, nbytes: int) -> None:
     Raises ImageError naming the first thing that is wrong, ConversionError if the child could not finish, CapacityError
     if this process has no descriptor left to start it.
     """
-    command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE, str(fd), str(nbytes)]
+    # The package from its own folder and the standard library: no environment can be in the way.
+    command = run_ours(__name__, str(fd), str(nbytes), flags=("-I", "-S"))
     try:
-        done = subprocess.run(
-            command,
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            start_new_session=True,
-            timeout=_TIME_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        done = run(command, seconds=_TIME_S, fds=[fd])
+    except TimeoutError as error:
         raise ConversionError(f"an image of {format_bytes(nbytes)} was not checked within {_TIME_S} s") from error
     except OSError as error:
         raise explain_descriptors(error) from error
-    if done.returncode == _WRONG:
-        raise ImageError(done.stdout.decode(errors="replace"))
-    if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()[-_MAX_MESSAGE:]
-        raise ConversionError(f"the process that checks an image ended with status {done.returncode}: {words}")
+    if done.status == _WRONG:
+        raise ImageError(done.out)
+    if done.status != 0:
+        words = done.err.strip()[-_MAX_MESSAGE:]
+        raise ConversionError(f"the process that checks an image {exit_words(done.status)}: {words}")
 
 
 def check_here(fd: int, nbytes: int) -> None:
@@ -78,7 +62,7 @@ def _limit(what: int, most: int) -> None:
 
 
 def main() -> None:
-    """Entry of the child. Arguments: package folder, descriptor, length of the image."""
+    """Entry of the child. Arguments: descriptor, length of the image."""
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_DATA, _MEMORY_BYTES),
@@ -86,7 +70,7 @@ def main() -> None:
     ):
         _limit(what, most)
     try:
-        check_here(int(sys.argv[2]), int(sys.argv[3]))
+        check_here(int(sys.argv[1]), int(sys.argv[2]))
     except ImageError as error:
         sys.stdout.write(str(error)[:_MAX_MESSAGE])
         sys.stdout.flush()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, NotSupportedError
 from trims.keeper.client import KeeperConnection
+from trims.process.oneshot import run
 from trims.process.python import run_module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _START_S = 60.0
-_SHOWN_BYTES = 2000
+_SHOWN_LETTERS = 2000
 
 
 def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = "auto", idle_s: float = 10.0) -> Path:
@@ -49,10 +49,10 @@ def _start(path: Path, options: list[str]) -> None:
     log_path = path.with_suffix(".log")
     command = run_module("trims.keeper.main", "--socket", str(path), "--detach", str(log_path), *options)
     try:
-        ended = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
-    except subprocess.TimeoutExpired:
+        ended = run(command, seconds=_START_S)
+    except TimeoutError:
         raise NotSupportedError(f"a keeper did not serve at {path} within {_START_S:.0f} s; see {log_path}") from None
-    if ended.returncode != 0:
-        said = log_path.read_bytes() if log_path.exists() else ended.stderr
-        words = said[-_SHOWN_BYTES:].decode(errors="replace").strip() or "it gave no reason"
+    if ended.status != 0:
+        said = log_path.read_text(errors="replace") if log_path.exists() else ended.err
+        words = said[-_SHOWN_LETTERS:].strip() or "it gave no reason"
         raise NotSupportedError(f"the keeper at {path} did not start: {words}")

@@ -1,1 +1,1 @@
-"""Manifests: what a model is, and how it is kept and run. Doors: `manifest`, `serving`, `steps`."""
+"""Manifests: what a model is, and how it is kept and run. Doors: `manifest`, `predictor`, `schema`, `serving`."""

@@ -1,169 +1,173 @@
-"""One mapping of a manifest, taken apart field by field: what is wrong is a ManifestError that names the field."""
+"""Read a mapping as a msgspec struct: what is wrong is a ManifestError that names place, value and remedy.
 
-from __future__ import annotations
+The structs say which fields there are, of which types, and in which ranges. Here is what msgspec does not do: `null`
+stands for a field that is left out, values may be written in several ways (`read` in a field's `extra`), and an error
+has the nearest field that is known, or words for what to write (`hint` there).
+"""
 
 import difflib
-import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
-from trims.core.errors import ConfigError, ManifestError
-from trims.core.units import parse_bytes
+import msgspec
+from msgspec import Meta, inspect
 
+from trims.core.errors import CallerError, ConfigError, ManifestError
+
+_Kind = TypeVar("_Kind")
+#: `message - at $.place`, as msgspec writes errors.
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?\Z", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`\Z")
+_WORDS = {
+    inspect.StrType: "text, in quotes",
+    inspect.StructType: "a mapping with text keys",
+    inspect.BoolType: "true or false",
+    inspect.DictType: "a mapping with text keys",
+}
+_BY_MSGSPEC = ("Expected ", "Number out of range", "Invalid ")
 #: `package.module:function`, or a class.
-CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
-_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z")
-_RATIO = re.compile(r"\d+(\.\d+)?/\d+(\.\d+)?\Z")
+CALL = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z"
 
 
-def check_inside(path: str, what: str) -> str:
-    """A relative path that stays in its folder, or ManifestError. Lexical: symlinks are the reader's business."""
+def about(description: str, **more: Any) -> Meta:
+    """Return what a field is for, beside its ranges."""
+    return Meta(description=description or None, **more)
+
+
+def matching(pattern: str, hint: str, description: str = "") -> Meta:
+    """Return the constraint of a text; `hint` says the pattern to people."""
+    return about(description, pattern=pattern, extra={"hint": hint})
+
+
+def one_of(names: Sequence[str], description: str = "") -> Meta:
+    """Return the constraint of a text that is one of these."""
+    instead = {"enum": list(names)}
+    hint = f"one of {', '.join(names)}"
+    return about(
+        description, pattern=rf"^({'|'.join(names)})\Z", extra={"hint": hint}, extra_json_schema={"instead": instead}
+    )
+
+
+def written(read: Callable[[Any, str], Any], instead: Mapping[str, Any], description: str = "", **extra: str) -> Meta:
+    """Return what a field is that may be written in several ways.
+
+    Args:
+        read: Function of a value and its place to the value that the field gets. Raises ValueError, TrimsError.
+        instead: JSON schema of all ways.
+        description: Of the field.
+        extra: A `hint`, if the type does not say it.
+    """
+    return about(description, extra={"read": read, **extra}, extra_json_schema={"instead": dict(instead)})
+
+
+def check_inside(path: str) -> str:
+    """Return a relative path that stays in its folder; else raise ValueError. Symlinks are the reader's business."""
     parts = path.replace("\\", "/").split("/")
     if path.startswith("/") or ".." in parts or "\0" in path or not path:
-        raise ManifestError(f"{what}: {path!r} leaves its folder; write a path inside it")
+        raise ValueError(f"{path!r} leaves its folder; write a path inside it")
     return path
 
 
-def parse_package(raw: object, where: str) -> tuple[str, str] | None:
-    """A Python package and a path inside it, from `{name: ..., path: ...}`; None if it is absent."""
-    if raw is None:
-        return None
-    fields = Fields(raw, where)
-    package = fields.text("name", pattern=_PACKAGE, hint="an import name", required=True)
-    path = check_inside(fields.text("path", required=True), f"{where}.path")
-    fields.done()
-    return package, path
+def parse(kind: type[_Kind], raw: object, where: str) -> _Kind:
+    """Return the struct that a mapping states. Raises ManifestError, whose message begins with `where`."""
+    return _Reading(where).parse(kind, raw)
 
 
-class Fields:
-    """The fields of one mapping. Each method takes one out and checks it; `done` refuses what was not taken."""
+class _Reading:
+    """One mapping as it is read: `seen` has the type and the value of each place in it."""
 
-    def __init__(self, raw: object, where: str) -> None:
-        if not isinstance(raw, Mapping) or not all(isinstance(key, str) for key in raw):
-            raise ManifestError(f"{where}: must be a mapping with text keys, not {type(raw).__name__}")
-        self.where = where
-        self._left: dict[str, Any] = dict(raw)
-        self._known: list[str] = []
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._seen: dict[str, tuple[inspect.Type, object]] = {}
 
-    def take(self, key: str, default: Any = None) -> Any:
-        """The value as it is, unchecked; the default if it is not there."""
-        self._known.append(key)
-        return self._left.pop(key, default)
-
-    def text(
-        self,
-        key: str,
-        default: str | None = None,
-        *,
-        pattern: re.Pattern[str] | None = None,
-        hint: str = "",
-        required: bool = False,
-    ) -> str:
-        """Text, as `pattern` says; `hint` says the same to people."""
-        value = self.take(key)
-        if value is None:
-            if required or default is None:
-                raise ManifestError(f"{self.where}: the field {key!r} is missing")
-            return default
-        if not isinstance(value, str):
-            raise ManifestError(f"{self.where}: {key!r} must be text, not {value!r}; quote it")
-        if pattern is not None and not pattern.match(value):
-            raise ManifestError(f"{self.where}: {key!r} is {value!r}; write {hint}")
-        return value
-
-    def choice(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
-        """One of the texts allowed."""
-        value = self.text(key, default)
-        if value not in allowed:
-            raise ManifestError(f"{self.where}: {key!r} is {value!r}; it must be one of {', '.join(allowed)}")
-        return value
-
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return a flag: true or false."""
-        value = self.take(key, default)
-        if not isinstance(value, bool):
-            raise ManifestError(f"{self.where}: {key!r} must be true or false, not {value!r}")
-        return value
-
-    def seconds(self, key: str) -> float | None:
-        """A number of seconds from 0 up; None if it is not there."""
-        value = self.take(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise ManifestError(f"{self.where}: {key!r} must be a number of seconds from 0 up, not {value!r}")
-        return float(value)
-
-    def size(self, key: str) -> int | None:
-        """Bytes, also as text such as `512MiB`; None if it is not there."""
-        value = self.take(key)
-        if value is None:
-            return None
+    def parse(self, kind: type[_Kind], raw: object) -> _Kind:
+        prepared = self._prepared(_type_info(kind), raw, "")  # type: ignore[arg-type]
         try:
-            return parse_bytes(value)
-        except ConfigError as error:
-            raise ManifestError(f"{self.where}: {key!r}: {error}") from error
+            return msgspec.convert(prepared, kind, strict=True)
+        except msgspec.ValidationError as error:
+            raise self._told(str(error)) from error
 
-    def count(self, key: str, default: int, *, least: int = 0, most: int = 1 << 20) -> int:
-        """A whole number from `least` to `most`."""
-        value = self.take(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ManifestError(f"{self.where}: {key!r} must be a whole number from {least} to {most}, not {value!r}")
-        return value
+    def _prepared(self, kind: inspect.Type, raw: Any, path: str) -> Any:
+        """Return a value as msgspec takes it: unknown fields refused, `null` left out, each way of writing read."""
+        self._seen[path] = (kind, raw)
+        inner, extra = _unwrapped(kind)
+        if "read" in extra and raw is not None:
+            return self._read(extra["read"], raw, path)
+        if isinstance(inner, inspect.StructType) and isinstance(raw, Mapping):
+            known = {each.name: each.type for each in inner.fields if each.name != "origin"}
+            self._check_known(raw, list(known), path)
+            return {
+                name: self._prepared(known[name], value, f"{path}.{name}" if path else name)
+                for name, value in raw.items()
+                if value is not None or isinstance(_unwrapped(known[name])[0], inspect.BoolType)
+            }
+        if isinstance(inner, inspect.ListType | inspect.VarTupleType) and isinstance(raw, list | tuple):
+            return [self._prepared(inner.item_type, each, f"{path}[{index}]") for index, each in enumerate(raw)]
+        return raw
 
-    def number(self, key: str, default: float) -> float:
-        """A finite number; also text such as `1/255`."""
-        value = self.take(key)
-        return default if value is None else self._number(key, value)
+    def _read(self, read: Callable[[Any, str], Any], raw: object, path: str) -> Any:
+        try:
+            return read(raw, self._place(path))
+        except ManifestError:
+            raise
+        except (ValueError, ConfigError, CallerError) as error:
+            raise ManifestError(f"{self._place(path)}: {error}") from error
 
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers, or one of them alone; empty if it is not there."""
-        value = self.take(key)
-        if value is None:
-            return ()
-        given = value if isinstance(value, list | tuple) else [value]
-        if not given:
-            raise ManifestError(f"{self.where}: {key!r} is an empty list; write one number for each channel, or one")
-        return tuple(self._number(key, each) for each in given)
+    def _check_known(self, raw: Mapping[Any, Any], known: Sequence[str], path: str) -> None:
+        unknown = sorted((each for each in raw if each not in known), key=str)
+        if not unknown:
+            return
+        near = difflib.get_close_matches(str(unknown[0]), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known_words = ", ".join(sorted(known))
+        raise ManifestError(f"{self._place(path)}: unknown field {unknown[0]!r:.80}; {hint}known are {known_words}")
 
-    def _number(self, key: str, value: object) -> float:
-        if isinstance(value, str) and _RATIO.match(value):
-            above, _, below = value.partition("/")
-            value = float(above) / float(below) if float(below) else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ManifestError(f"{self.where}: {key!r} must be a finite number or one such as 1/255, not {value!r}")
-        return float(value)
+    def _told(self, message: str) -> ManifestError:
+        """Return the error of a place, from that of msgspec or of a struct's own check."""
+        found = _ERROR.match(message)
+        assert found is not None, "everything matches"
+        what, path = found["what"], (found["path"] or "").removesuffix("[...]")
+        kind, value = self._seen.get(path, (inspect.AnyType(), None))
+        if missing := _MISSING.match(what):
+            fields = {each.name: each.type for each in getattr(_unwrapped(kind)[0], "fields", ())}
+            words = _words(fields[missing[1]])
+            return ManifestError(f"{self._place(path)}: the field {missing[1]!r} is missing; write {words}")
+        if what.startswith(_BY_MSGSPEC):
+            what = f"is {value!r:.80}; write {_words(kind)}"
+        return ManifestError(f"{self._place(path)}: {what}")
 
-    def texts(self, key: str, default: tuple[str, ...] = (), *, pattern: re.Pattern[str], hint: str) -> tuple[str, ...]:
-        """A list of texts, each as the pattern says."""
-        value = self.take(key)
-        if value is None:
-            return default
-        if not isinstance(value, list | tuple):
-            raise ManifestError(f"{self.where}: {key!r} must be a list, not {value!r}")
-        for each in value:
-            if not isinstance(each, str) or not pattern.match(each):
-                raise ManifestError(f"{self.where}: {key!r} has {each!r}; write {hint}")
-        return tuple(value)
+    def _place(self, path: str) -> str:
+        if not path:
+            return self._where
+        return f"{self._where}.{path}" if ": " in self._where else f"{self._where}: {path}"
 
-    def mapping(self, key: str) -> dict[str, Any]:
-        """A mapping with text keys; empty if it is not there."""
-        value = self.take(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise ManifestError(f"{self.where}: {key!r} must be a mapping with text keys, not {value!r}")
-        return dict(value)
 
-    def done(self) -> None:
-        """Raise ManifestError if a field is left that no method has taken, with the nearest that is known."""
-        if self._left:
-            unknown = sorted(self._left)[0]
-            near = difflib.get_close_matches(unknown, self._known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ManifestError(
-                f"{self.where}: unknown field {unknown!r:.80}; {hint}known are {', '.join(sorted(set(self._known)))}"
-            )
+@cache
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _unwrapped(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
+    """Return a type without `None` beside it, and the `extra` of what is said of it."""
+    extra: dict[str, Any] = {}
+    while isinstance(kind, inspect.Metadata | inspect.UnionType):
+        if isinstance(kind, inspect.Metadata):
+            extra |= kind.extra or {}
+            kind = kind.type
+        else:
+            kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    return kind, extra
+
+
+def _words(kind: inspect.Type) -> str:
+    """Return words for what a field takes."""
+    inner, extra = _unwrapped(kind)
+    if "hint" in extra:
+        return str(extra["hint"])
+    if isinstance(inner, inspect.IntType) and inner.ge is not None:
+        return f"a whole number from {inner.ge} " + ("up" if inner.le is None else f"to {inner.le}")
+    if isinstance(inner, inspect.VarTupleType) and inner.max_length is not None:
+        return f"a list of at most {inner.max_length} values"
+    return _WORDS.get(type(inner), "a list")

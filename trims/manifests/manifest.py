@@ -1,165 +1,40 @@
 """A manifest: what names an artifact and says how to keep and run it.
 
 Here a mapping (read from YAML by the registry) becomes a checked, frozen `Manifest`. Unknown fields, wrong types and
-paths that leave the manifest's folder are ManifestErrors that name the field. `manifests/schema.json` says the same for
-editors.
+paths that leave the manifest's folder are ManifestErrors that name the field. `trims.manifests.schema` makes the JSON
+schema of the same structs, for editors.
 """
 
-from __future__ import annotations
-
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from trims.core.errors import CallerError, ManifestError
+import msgspec
+from msgspec import Struct
+
+from trims.core.errors import ManifestError
 from trims.core.place import ANYWHERE, Place
-from trims.manifests.fields import CALL, Fields, check_inside, parse_package
-from trims.manifests.serving import PredictorSettings, TensorType, parse_predictor, parse_tensors
-from trims.manifests.steps import Step, check_flow, parse_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from trims.core.units import parse_bytes
+from trims.manifests.fields import CALL, about, check_inside, matching, one_of, parse, written
+from trims.manifests.packages import PACKAGE_SCHEMA, parse_package
+from trims.manifests.predictor import PredictorSettings, Seconds
+from trims.manifests.serving import TensorType
+from trims.manifests.step_fields import parse_steps
+from trims.manifests.steps import Step, check_flow
+from trims.manifests.tensor_fields import parse_inputs, parse_outputs
 
 #: Names that repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
-_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z")
+_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z"
 #: `1.2.3`, `v1.2.3`, `2024-11-01`, or a whole number as in Triton's repositories, whose tools understand no other.
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
+_VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z"
 #: More than 128 decimal digits have; Python prints no number of any length.
 _MAX_VERSION_BITS = 426
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_SHA256 = r"^[0-9a-f]{64}\Z"
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
 TRUSTS = ("identity", "verified")
-
-
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """Framework that runs the model. `version` is a constraint such as `>=1.22`, empty for any."""
-
-    name: str
-    version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Builder:
-    """A function that makes the artifact: `call` is `package.module:function`, `args` its keyword arguments."""
-
-    call: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactSource:
-    """Where the artifact comes from: exactly one of `path`, `package` and `builder`.
-
-    Attributes:
-        path: Absolute, or relative to the manifest's folder.
-        package: An installed Python package and a path inside it.
-        builder: A function that makes the files once.
-        format: Converter to use; None detects it.
-        sha256: File name -> hex digest, for files whose publisher states one.
-        allow_pickle: Whether code inside the artifact may run in the converter child.
-        trust: `verified`: it is hashed before its first reader has it, whatever the daemon's setting is; `identity`: as
-            the daemon's setting says.
-        options: For the converter.
-    """
-
-    path: str | None = None
-    package: tuple[str, str] | None = None
-    builder: Builder | None = None
-    format: str | None = None
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    allow_pickle: bool = False
-    trust: str = "identity"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencySettings:
-    """How long to keep the model where.
-
-    Attributes:
-        place: Where an open without a place leads; None serves it wherever on the host the image lies.
-        pin: Never evict it from there; without a place, from shared memory.
-        keep_alive_s: Seconds an idle replica stays: None until the room is needed, 0 not at all.
-        persist: Whether a disk image is kept: `auto` when the artifact had to be converted.
-        workspace_bytes: What each process that reads it on a GPU needs there beside it; None until it was measured.
-    """
-
-    place: Place | None = None
-    pin: bool = False
-    keep_alive_s: float | None = None
-    persist: str = "auto"
-    workspace_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One model.
-
-    Attributes:
-        predictor: How a process answers with it.
-        inputs: What a request must bring; empty if the predictor tells or takes anything.
-        preprocess: Steps from a request's tensors to those that the predictor gets.
-        postprocess: Steps from the tensors that the predictor gives to those of the answer.
-        outputs: What an answer has.
-        origin: The folder that relative paths start from, empty if there is none.
-    """
-
-    name: str
-    artifact: ArtifactSource
-    version: str = "0.0.0"
-    description: str = ""
-    license: str = ""
-    framework: Framework | None = None
-    residency: ResidencySettings = field(default_factory=ResidencySettings)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    predictor: PredictorSettings = field(default_factory=PredictorSettings)
-    inputs: tuple[TensorType, ...] = ()
-    preprocess: tuple[Step, ...] = ()
-    postprocess: tuple[Step, ...] = ()
-    outputs: tuple[TensorType, ...] = ()
-    origin: str = ""
-
-    def validate(self) -> None:
-        """Check what parsing cannot see in one field. Raises ManifestError."""
-        given = [self.artifact.path, self.artifact.package, self.artifact.builder]
-        if sum(item is not None for item in given) != 1:
-            raise ManifestError(f"{self.name}: artifact needs exactly one of path, package and builder")
-        check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
-
-
-def parse_manifest(raw: object, origin: str = "") -> Manifest:
-    """Check a mapping as read from YAML. Raises ManifestError naming the field and the remedy."""
-    top = Fields(raw, "manifest")
-    name = top.text("name", pattern=_NAME, hint="letters, digits, '.', '_' and '-'", required=True)
-    top.where = name
-    manifest = Manifest(
-        name=name,
-        version=_version(top.take("version"), name),
-        description=top.text("description", ""),
-        license=top.text("license", ""),
-        framework=_framework(top.take("framework"), name),
-        artifact=_artifact(top.take("artifact"), name),
-        residency=_keep(top.take("residency"), name),
-        attributes=top.mapping("attributes"),
-        predictor=parse_predictor(top.take("predictor"), name),
-        inputs=parse_tensors(top.take("inputs"), f"{name}: inputs"),
-        preprocess=parse_steps(top.take("preprocess"), f"{name}: preprocess"),
-        postprocess=parse_steps(top.take("postprocess"), f"{name}: postprocess"),
-        outputs=parse_tensors(top.take("outputs"), f"{name}: outputs"),
-        origin=origin,
-    )
-    top.done()
-    manifest.validate()
-    return manifest
-
-
-def _version(raw: object, name: str) -> str:
-    version = text_of_version(raw, name) or "0.0.0"
-    if not _VERSION.match(version):
-        raise ManifestError(f"{name}: 'version' is {version!r:.80}; write letters, digits, '.', '_', '+' and '-'")
-    return version
+_INPUTS, _OUTPUTS = ({"type": "array", "items": {"$ref": f"#/$defs/{kind}"}} for kind in ("Input", "Output"))
+_STEPS = {"$ref": "#/$defs/steps"}
 
 
 def text_of_version(raw: object, where: str) -> str:
@@ -179,67 +54,154 @@ def text_of_version(raw: object, where: str) -> str:
     return str(raw)
 
 
-def _framework(raw: object, name: str) -> Framework | None:
-    if raw is None:
-        return None
-    fields = Fields(raw, f"{name}: framework")
-    framework = Framework(fields.choice("name", FRAMEWORKS), fields.text("version", ""))
-    fields.done()
-    return framework
+def _version(raw: object, where: str) -> str:
+    return text_of_version(raw, where.removesuffix(": version")) or "0.0.0"
 
 
-def _artifact(raw: object, name: str) -> ArtifactSource:
-    fields = Fields(raw, f"{name}: artifact")
-    path = fields.text("path", "") or None
-    if path is not None and not path.startswith("/"):
-        check_inside(path, f"{name}: artifact.path")
-    source = ArtifactSource(
-        path=path,
-        package=parse_package(fields.take("package"), f"{name}: artifact.package"),
-        builder=_builder(fields.take("builder"), name),
-        format=fields.text("format", "") or None,
-        sha256=_digests(fields.mapping("sha256"), name),
-        allow_pickle=fields.flag("allow_pickle"),
-        trust=fields.choice("trust", TRUSTS, "identity"),
-        options=fields.mapping("options"),
-    )
-    fields.done()
-    return source
+def _path(raw: object, where: str) -> object:
+    if isinstance(raw, str) and raw and not raw.startswith("/"):
+        check_inside(raw)
+    return _unless_empty(raw, where)
 
 
-def _builder(raw: object, name: str) -> Builder | None:
-    if raw is None:
-        return None
-    fields = Fields(raw, f"{name}: artifact.builder")
-    call = fields.text("call", pattern=CALL, hint="package.module:function", required=True)
-    builder = Builder(call, fields.mapping("args"))
-    fields.done()
-    return builder
-
-
-def _digests(raw: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    for file, digest in raw.items():
-        check_inside(file, f"{name}: artifact.sha256")
-        if not isinstance(digest, str) or not _SHA256.match(digest):
-            raise ManifestError(f"{name}: artifact.sha256 of {file!r} must be 64 lower-case hex digits")
+def _digests(raw: object, where: str) -> object:
+    for file, digest in raw.items() if isinstance(raw, Mapping) else ():
+        check_inside(str(file))
+        if not isinstance(digest, str) or not re.match(_SHA256, digest):
+            raise ManifestError(f"{where} of {file!r} must be 64 lower-case hex digits")
     return raw
 
 
-def _keep(raw: object, name: str) -> ResidencySettings:
-    if raw is None:
-        return ResidencySettings()
-    fields = Fields(raw, f"{name}: residency")
-    stated = fields.text("place", ANYWHERE)
-    try:
-        place = None if stated == ANYWHERE else Place.parse(stated)
-    except CallerError as error:
-        raise ManifestError(f"{name}: residency.place: {error}") from error
-    keep = ResidencySettings(
-        place=place,
-        pin=fields.flag("pin"),
-        keep_alive_s=fields.seconds("keep_alive_s"),
-        persist=fields.choice("persist", PERSIST, "auto"),
-        workspace_bytes=fields.size("workspace_bytes"),
+def _unless_empty(raw: object, where: str) -> object:
+    del where
+    return None if raw == "" else raw
+
+
+def _place(raw: object, where: str) -> object:
+    del where
+    if not isinstance(raw, str):
+        return raw
+    return None if raw == ANYWHERE else Place.parse(raw)
+
+
+def _size(raw: Any, where: str) -> int:
+    del where
+    return parse_bytes(raw)
+
+
+class Framework(Struct, frozen=True, forbid_unknown_fields=True):
+    """Framework that runs the model."""
+
+    name: Annotated[str, one_of(FRAMEWORKS)]
+    version: Annotated[str, about("A version constraint such as >=1.22; empty for any.")] = ""
+
+
+class Builder(Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that makes the artifact."""
+
+    call: Annotated[str, matching(CALL, "package.module:function", "package.module:function")]
+    args: Annotated[Mapping[str, Any], about("Its keyword arguments.")] = {}
+
+
+class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the artifact comes from: exactly one of `path`, `package` and `builder`."""
+
+    path: Annotated[str | None, written(_path, {"type": "string"}, "Absolute, or inside the manifest's folder.")] = None
+    package: Annotated[tuple[str, str] | None, written(parse_package, PACKAGE_SCHEMA)] = None
+    builder: Annotated[Builder | None, about("Makes the files once.")] = None
+    format: Annotated[str | None, written(_unless_empty, {"type": "string"}, "Converter to use; absent: detected.")] = (
+        None
     )
-    fields.done()
-    return keep
+    sha256: Annotated[
+        Mapping[str, str],
+        written(
+            _digests,
+            {"type": "object", "additionalProperties": {"type": "string", "pattern": _SHA256}},
+            "File name to hex digest, for files whose publisher states one.",
+        ),
+    ] = {}
+    allow_pickle: Annotated[bool, about("Let code inside the artifact run, in the converter child.")] = False
+    trust: Annotated[
+        str,
+        one_of(TRUSTS, "verified: hash the files before their first reader has them; identity: as the daemon is set."),
+    ] = "identity"
+    options: Annotated[Mapping[str, Any], about("For the converter of the format.")] = {}
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.path, self.package, self.builder)) != 1:
+            raise ValueError("needs exactly one of path, package and builder")
+
+
+class ResidencySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to keep the model where."""
+
+    place: Annotated[
+        Place | None,
+        written(
+            _place,
+            {"type": "string", "pattern": "^(auto|cpu|disk|file|cloud|gpu(:[0-9]{1,3})?)$"},
+            "Where an open without a place leads; absent or auto: wherever on the host the image lies.",
+        ),
+    ] = None
+    pin: Annotated[bool, about("Never evict it from there; without a place, from shared memory.")] = False
+    keep_alive_s: Annotated[
+        Seconds | None, about("Seconds an idle replica stays: absent until the room is needed, 0 not at all.")
+    ] = None
+    persist: Annotated[
+        str, one_of(PERSIST, "Whether a disk image is kept; auto: when the artifact had to be converted.")
+    ] = "auto"
+    workspace_bytes: Annotated[
+        int | None,
+        written(
+            _size,
+            {"type": ["integer", "string"], "minimum": 0},
+            "GPU memory each process needs beside the weights, such as 512MiB; measured if not stated.",
+        ),
+    ] = None
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model."""
+
+    name: Annotated[
+        str, matching(_NAME, "letters, digits, '.', '_' and '-'", "What the model is opened as; case counts.")
+    ]
+    artifact: ArtifactSource
+    version: Annotated[
+        Annotated[str, matching(_VERSION, "letters, digits, '.', '_', '+' and '-'")],
+        written(
+            _version,
+            {"anyOf": [{"type": "string", "pattern": _VERSION}, {"type": "number", "minimum": 0}]},
+            "1.2.3, v1.2.3, 2024-11-01, 1 or 1.10: in YAML without quotes, too, and kept as it is written.",
+        ),
+    ] = "0.0.0"
+    description: str = ""
+    license: str = ""
+    framework: Framework | None = None
+    residency: ResidencySettings = msgspec.field(default_factory=ResidencySettings)
+    attributes: Mapping[str, Any] = {}
+    predictor: PredictorSettings = msgspec.field(default_factory=PredictorSettings)
+    inputs: Annotated[
+        tuple[TensorType, ...],
+        written(parse_inputs, _INPUTS, "What a request must bring; absent: what the predictor states, or anything."),
+    ] = ()
+    preprocess: Annotated[
+        tuple[Step, ...], written(parse_steps, _STEPS, "From a request's tensors to the predictor's.")
+    ] = ()
+    postprocess: Annotated[
+        tuple[Step, ...], written(parse_steps, _STEPS, "From the predictor's tensors to the answer's.")
+    ] = ()
+    outputs: Annotated[tuple[TensorType, ...], written(parse_outputs, _OUTPUTS, "What an answer has.")] = ()
+    #: The folder that relative paths start from, empty if there is none; no field of the document.
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
+
+
+def parse_manifest(raw: object, origin: str = "") -> Manifest:
+    """Check a mapping as read from YAML. Raises ManifestError naming the field and the remedy."""
+    name = raw.get("name") if isinstance(raw, Mapping) else None
+    stated = isinstance(name, str) and re.match(_NAME, name)
+    made = parse(Manifest, raw, str(name) if stated else "manifest")
+    return msgspec.structs.replace(made, origin=origin)

@@ -1,1 +1,1 @@
-"""Child processes: how programs of ours are started. Door: `python`."""
+"""Child processes. Doors: `child` starts those that this process talks to, `oneshot` and `python` the others."""

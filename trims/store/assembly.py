@@ -24,6 +24,7 @@ from trims.store.order_events import OrderEvents
 from trims.store.pins import Pins
 from trims.store.read_model import ReadModel
 from trims.store.resolve.lookups import READERS
+from trims.store.session_notices import SessionNotices
 from trims.store.shell import Shell
 from trims.store.store import Parts, Store
 from trims.store.ticker import Ticker
@@ -163,7 +164,7 @@ def build_store(
         max_images=settings.max_images, pace=rate_limiter, readers=readers,
         trace_of=feed.trace_of,
     )  # fmt: skip
-    shell = Shell(residency, runner, watchers, counters, verify=settings.verify, clock=world.clock)
+    shell = Shell(residency, runner, watchers, SessionNotices(), counters, verify=settings.verify, clock=world.clock)
     orders = OrderEvents(feed, residency, shell, runner, catalog, clock=world.clock)
     pins, workspaces = Pins(catalog, resolver, by_place, orders.pin_changed), Workspaces(catalog)
     opens = Opens(

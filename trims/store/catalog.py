@@ -20,9 +20,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ConfigError, TrimsError
-from trims.registry.database import is_frozen
-from trims.registry.sqlite import connect, version_of
+from trims.core.errors import TrimsError
+from trims.registry.sqlite import connect
+from trims.store.catalog_file import has_table, open_catalog
 from trims.store.work import thread_pool
 
 if TYPE_CHECKING:
@@ -34,35 +34,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Names of this form are paths that were opened without a manifest.
 FILE_PREFIX = "file:"
-#: Raised when the tables change. Version 2 is brought up to date; any other is emptied and found out again.
-_VERSION = 3
 #: Most paths without a manifest, and most rows of files and of images, that are kept; the oldest are forgotten first.
 _MOST_PATHS = 20_000
 _MOST_ROWS = 100_000
 #: Rows that are written before the tables are cut to that.
 _CUT_EVERY = 10_000
-_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals", "formats", "signatures")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS digests (
-    path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
-) STRICT;
-CREATE TABLE IF NOT EXISTS images (
-    key TEXT PRIMARY KEY, name TEXT NOT NULL, recipe TEXT NOT NULL,
-    nbytes INTEGER NOT NULL, cost_s REAL NOT NULL, made_at REAL NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS workspaces (key TEXT PRIMARY KEY, nbytes INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS pins (
-    name TEXT NOT NULL, place TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (name, place)
-) STRICT;
-CREATE TABLE IF NOT EXISTS seals (label TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS formats (name TEXT PRIMARY KEY, format TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS signatures (key TEXT PRIMARY KEY, signature TEXT NOT NULL) STRICT;
-"""
-_FROM_2_TO_3 = {
-    "pins": "ALTER TABLE pins ADD COLUMN pinned INTEGER NOT NULL DEFAULT 1",
-    "working": "ALTER TABLE working RENAME TO workspaces",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +85,11 @@ class Catalog:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._naming = threading.Lock()
-        self._db = _opened(path)
+        self._db = open_catalog(path)
         self._reader = connect(path, "")
         #: Support for signatures: false for a catalog of an earlier version on a full disk, which gets no table for
         #: them.
-        self._keeps_signatures = _has(self._db, "signatures")
+        self._keeps_signatures = has_table(self._db, "signatures")
         #: Rows not written yet: statement and values, in order.
         self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
         #: Rows of `_unwritten` that reads must find, by table and key.
@@ -128,7 +104,7 @@ class Catalog:
             self._name(name, key, manifest)
         #: Formats found by looking into artifacts: name -> format and manifest. A frozen file of before has none.
         self._formats: dict[str, tuple[str, str]] = {}
-        self._keeps_formats = _has(self._db, "formats")
+        self._keeps_formats = has_table(self._db, "formats")
         if self._keeps_formats:
             self._formats = {name: (found, text) for name, found, text in self._db.execute("SELECT * FROM formats")}
         self._until_cut = 0
@@ -382,51 +358,3 @@ class Catalog:
         with self._lock, self._reading:
             self._db.close()
             self._reader.close()
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    try:
-        return _prepared(path)
-    except ConfigError as error:
-        if "usable database" not in str(error):
-            raise  # it cannot be opened or written: that is no reason to give it up
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        log.error("%s; it is moved to %s, pins must be set again, the rest is found out again", error, aside)  # noqa: TRY400
-        for suffix in ("", "-wal", "-shm"):
-            part = path.with_name(path.name + suffix)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + suffix))
-        return _prepared(path)
-
-
-def _prepared(path: Path) -> sqlite3.Connection:
-    db = connect(path, "")
-    try:
-        version = version_of(db)
-        if version == _VERSION and (is_frozen(db) or all(_has(db, table) for table in _TABLES)):
-            return db  # nothing is written: on a full disk a daemon must start, too
-        db.execute("BEGIN")  # a daemon that dies here leaves the version before, whole
-        for table, change in _FROM_2_TO_3.items() if version == 2 else ():
-            if _has(db, table):
-                db.execute(change)
-        if version not in (2, _VERSION):
-            _empty(db, path)
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-        db.execute("COMMIT")
-        db.executescript(_SCHEMA)
-        db.execute("CREATE INDEX IF NOT EXISTS names_by_key ON names (key)")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _empty(db: sqlite3.Connection, path: Path) -> None:
-    for table in _TABLES:
-        if _has(db, table):
-            log.warning("%s: the table %s is of another version; it is emptied and found out again", path, table)
-            db.execute(f"DROP TABLE {table}")
-
-
-def _has(db: sqlite3.Connection, table: str) -> bool:
-    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0])

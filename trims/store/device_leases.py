@@ -146,7 +146,7 @@ class DeviceLeases:
 
     def tell_losses_to(self, tell: Callable[[Lease, str], None]) -> None:
         """Have `tell` called with each lease that ends because its memory is gone, and the reason."""
-        self._shell.lost = tell
+        self._shell.notices.subscribe_to_losses(tell)
 
     def lost(self, place: Place) -> None:
         """Notify the sessions that read on a device that its keeper has ended."""

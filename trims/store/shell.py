@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from trims.core.residency.residency import Residency
     from trims.store.fill.runner import Runner
     from trims.store.resolve.resolver import Resolved
+    from trims.store.session_notices import SessionNotices
     from trims.store.watchers import Watchers
     from trims.tiers.base import Extent
     from trims.trace.context import SpanContext
@@ -81,15 +82,13 @@ class Shell:
         residency: The books.
         runner: Does what takes time; its reports must be fed.
         watchers: Get every change of state.
+        notices: Get what sessions are to know of their leases.
         counters: What is counted for operators.
         verify: Check every invariant after every event.
         clock: Monotonic seconds.
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
-        lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
-        upgraded: Takes a session that reads an image from disk, and the image's key, once the same bytes lie in shared
-            memory; called without the lock.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class Shell:
         residency: Residency,
         runner: Runner,
         watchers: Watchers,
+        notices: SessionNotices,
         counters: Counter[str],
         *,
         verify: bool,
@@ -106,13 +106,12 @@ class Shell:
         self._changed = threading.Condition(self.lock)
         self._residency = residency
         self._runner = runner
+        self.notices = notices
         self._counters = counters
         self._verify = verify
         self._clock = clock
         self._again: Callable[[PendingRequest, TrimsError], None] = lambda ask, error: ask.answer(error)
         self._filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
-        self.lost: Callable[[Lease, str], None] = _log_loss
-        self.upgraded: Callable[[int, str], None] = lambda session, key: None  # noqa: ARG005 - its leases are good
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         #: Requests by ticket. Each has a waiter of that ticket in residency until it is taken to be answered.
@@ -437,7 +436,7 @@ class Shell:
 
     def _bind_lost(self, it: Lost) -> Callable[[], None]:
         self._counters["leases_lost"] += 1
-        return lambda: self.lost(it.lease, it.reason)
+        return lambda: self.notices.lost(it.lease, it.reason)
 
     def _bind_failed(self, it: Failed) -> Callable[[], None]:
         self._counters["earned_copies_failed"] += 1
@@ -449,12 +448,6 @@ class Shell:
     def _bind_free(self, it: Free) -> Callable[[], None]:
         self._counters[f"evictions.{it.place}" if it.evicted else f"frees.{it.place}"] += 1
         return lambda: self._runner.free(ReplicaId(it.key, it.place, it.generation))
-
-
-def _log_loss(lease: Lease, reason: str) -> None:
-    log.warning(
-        "session %d has lost its lease %d, and there is no door to tell it: %s", lease.session, lease.number, reason
-    )
 
 
 def _keys_of(ask: PendingRequest) -> tuple[str, str | None]:

@@ -159,12 +159,12 @@ class Store:
         Args:
             tell: Takes the session and the key of the image.
         """
-        self._shell.upgraded = tell
+        self._shell.notices.subscribe_to_upgrades(tell)
 
     def taken_up(self, session: int, key: str) -> None:
         """Note that a session holds an image on disk again, as before a restart: it may lie in shared memory by now."""
         for each in self._shell.upgradable(key, session):
-            self._shell.upgraded(each, key)
+            self._shell.notices.upgraded(each, key)
 
     def close(self, session: int, lease: int) -> None:
         """Give a lease back. Idempotent; another session's lease is not touched.

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from trims.core.errors import CallerError, ClosedError, DeadlineError, InUseError, LostPeerError, TrimsError
 from trims_client import forks
 from trims_client.connection.channel import Channel
-from trims_client.mapping.mappings import Lease
+from trims_client.mapping.mapped_image import Lease
 
 if TYPE_CHECKING:
     import logging
 
     from trims.wire.frames import Message
-    from trims_client.mapping.mappings import MappedImage, MappedImages
+    from trims_client.mapping.mapped_image import MappedImage
+    from trims_client.mapping.mappings import MappedImages
 
 #: Seconds that the daemon may take for a request that it normally answers at once. The client also waits by them longer
 #: than a deadline, which the daemon enforces.

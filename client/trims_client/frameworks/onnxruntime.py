@@ -30,11 +30,18 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
-from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError
+from trims.core.errors import ArtifactChangedError, NotSupportedError
 from trims.core.units import format_bytes
 from trims.image.external import exchange_name
 from trims.image.host import cpu_features
 from trims.image.program import ONNX_ORIGINAL
+from trims_client.frameworks._onnxruntime_options import (
+    NO_FOLDER,
+    checked_providers,
+    complete_options,
+    level_of,
+    packing_options,
+)
 from trims_client.frameworks._onnxruntime_packed import Packing, file_behind
 
 if TYPE_CHECKING:
@@ -45,14 +52,7 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
 _log = logging.getLogger("trims")
-CPU_PROVIDER = "CPUExecutionProvider"
 _PROGRAM_KIND = "onnxruntime"
-_NO_PREPACKING = "session.disable_prepacking"
-_OWNER = "trims.model"
-#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx.converter`).
-#: In this folder that file exists on every machine, so no file is written, and it has no bytes that could be read by
-#: mistake.
-_EXTERNAL_FOLDER, _NO_FOLDER = "session.model_external_initializers_file_folder_path", "/dev"
 #: dtype -> (numpy's unsigned integer of the same width, onnx.TensorProto.DataType), for dtypes that numpy lacks.
 _FOREIGN = {
     "BF16": ("uint16", 16), "F8_E4M3": ("uint8", 17), "F8_E4M3FNUZ": ("uint8", 18), "F8_E5M2": ("uint8", 19),
@@ -159,10 +159,10 @@ def session(
     """
     program = _checked_program(weights)
     if program.kind == ONNX_ORIGINAL:
-        return _over_original(weights, program, _checked_providers(providers), session_options)
+        return _over_original(weights, program, checked_providers(providers), session_options)
     _check_host(weights.name, program.attributes)
     on_device = weights.device is not None
-    chosen = _providers_on_device(weights, program, providers) if on_device else _checked_providers(providers)
+    chosen = _providers_on_device(weights, program, providers) if on_device else checked_providers(providers)
 
     make = functools.partial(_make, weights, program, chosen)
     if on_device:
@@ -214,7 +214,7 @@ def _packed_maker(
 ) -> Callable[[], onnxruntime.InferenceSession]:
     """Return a function that makes the session for which ONNX Runtime maps the image's file by itself."""
     folder, file = os.path.split(path)
-    options = _complete(_that_pack(given), weights.name, program.attributes, folder)
+    options = complete_options(packing_options(given), weights.name, program.attributes, folder)
 
     def make(_held: object = weights.view) -> onnxruntime.InferenceSession:  # until it is made, its file must stay
         body = exchange_name(program.body, program.attributes["packed"]["name"], file)
@@ -231,14 +231,8 @@ def _private_maker(
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> Callable[[], onnxruntime.InferenceSession]:
     """Return a function that makes the session for which ONNX Runtime packs the weights in this process's memory."""
-    options = _fed(_that_pack(given), weights, program, values)
+    options = _fed(packing_options(given), weights, program, values)
     return lambda: onnxruntime.InferenceSession(program.body, options, providers=list(providers))
-
-
-def _that_pack(given: onnxruntime.SessionOptions | None) -> onnxruntime.SessionOptions:
-    wanted = onnxruntime.SessionOptions() if given is None else given
-    wanted.add_session_config_entry(_NO_PREPACKING, "0")
-    return wanted
 
 
 def _make(
@@ -259,7 +253,7 @@ def _fed(
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> onnxruntime.SessionOptions:
     """Return options of a session that is given its initializers."""
-    options = _complete(given, weights.name, program.attributes)
+    options = complete_options(given, weights.name, program.attributes)
     for name, value in values.items():
         options.add_initializer(name, value)
     return options
@@ -287,9 +281,9 @@ def _over_original(
     fed, external, file = attributes["fed"], attributes["external"], attributes["file"]
     mapped = bool(external["names"]) and _are_the_same(external)
     whole = _is_the_same(file["path"], file["known"]) and (mapped or not external["names"])
-    folder = os.path.realpath(external["folder"]) if mapped else _NO_FOLDER
-    options = _complete(given, weights.name, attributes, None if whole else folder)
-    options.graph_optimization_level = _level(attributes["optimize"])
+    folder = os.path.realpath(external["folder"]) if mapped else NO_FOLDER
+    options = complete_options(given, weights.name, attributes, None if whole else folder)
+    options.graph_optimization_level = level_of(attributes["optimize"])
     names = () if whole else fed if mapped else [*fed, *external["names"]]
     values = {name: _ort_value(weights, name) for name in names}
     if values:
@@ -319,12 +313,6 @@ def _is_the_same(path: str, known: Sequence[int]) -> bool:
     except OSError:
         return False
     return list(known) == [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
-
-
-def _level(optimize: str) -> onnxruntime.GraphOptimizationLevel:
-    levels = onnxruntime.GraphOptimizationLevel
-    known = {"extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL}
-    return known.get(optimize, levels.ORT_ENABLE_ALL)
 
 
 def _providers_on_device(weights: Weights, program: Program, providers: Sequence[Any] | None) -> list[Any]:
@@ -361,57 +349,6 @@ def _check_host(name: str, made_for: Mapping[str, Any]) -> None:
 
 def _difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
     return ", ".join(sorted(set(ours) - set(theirs))) or "nothing beside"
-
-
-def _checked_providers(providers: Sequence[Any] | None) -> list[Any]:
-    for provider in providers or ():
-        name = provider[0] if isinstance(provider, tuple) else provider
-        if name != CPU_PROVIDER:
-            raise NotSupportedError(
-                f"{name} would copy every weight to its own memory; shared weights need {CPU_PROVIDER}"
-            )
-    return list(providers or [CPU_PROVIDER])
-
-
-def _complete(
-    given: onnxruntime.SessionOptions | None,
-    name: str,
-    attributes: Mapping[str, Any],
-    folder: str | None = _NO_FOLDER,
-) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions() if given is None else _check_options(given, name)
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if attributes["threads"] and not options.intra_op_num_threads:
-        options.intra_op_num_threads = attributes["threads"]
-    if _entry(options, _NO_PREPACKING) is None:
-        options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] is True else "1")
-    if folder is not None:  # else it is that of the model's file
-        options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
-    options.add_session_config_entry(_OWNER, name)
-    return options
-
-
-def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntime.SessionOptions:
-    owner = _entry(options, _OWNER)
-    if owner is not None:
-        raise CallerError(f"these SessionOptions carry the weights of {owner!r} already; make new ones for {name!r}")
-    levels = onnxruntime.GraphOptimizationLevel
-    if options.graph_optimization_level not in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL):
-        raise NotSupportedError(
-            f"{name!r} was optimized when converted; choose the level by the manifest's option `optimize`"
-        )
-    if options.optimized_model_filepath:
-        raise NotSupportedError(f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file")
-    if _entry(options, _EXTERNAL_FOLDER) is not None:
-        raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER} out")
-    return options
-
-
-def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
-    try:
-        return str(options.get_session_config_entry(key))
-    except RuntimeError:  # ONNX Runtime's answer for an entry that is not set
-        return None
 
 
 def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:

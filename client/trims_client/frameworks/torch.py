@@ -51,17 +51,25 @@ from trims.image.program import TORCH_BUILDER
 from trims_client.frameworks._torch_built import Views, check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
+from trims_client.frameworks._torch_names import (
+    assign,
+    complete_tied,
+    listed,
+    renamed,
+    retie,
+    take_non_persistent,
+    tied_names,
+)
 from trims_client.mapping.prefault import map_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from trims.core.layout import TensorSpec
     from trims.image.program import Program
     from trims_client.weights import Weights
 
 KIND = "torch-skeleton"
-_SHOWN_NAMES = 20
 # torch warns once in a process that a tensor over a read-only buffer must not be written. Trigger that warning here and
 # suppress it, so that no view pays for a warning filter. The module's docstring has the warning.
 with warnings.catch_warnings():
@@ -250,29 +258,29 @@ def _load(
     names: Callable[[str], str] | None = None,
 ) -> torch.nn.Module:
     """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
-    tied, views = _tied_names(module), Views(module)
+    tied, views = tied_names(module), Views(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
     for name in without:
         del tensors[name]
-    named = {name: name for name in tensors} if names is None else _renamed(weights, tensors, names)
+    named = {name: name for name in tensors} if names is None else renamed(weights, tensors, names)
     private = _private_views(weights)
     for spec in weights.layout:
         if named.get(spec.name) in buffers:
             tensors[spec.name] = private(spec)
     tensors = {named[name]: tensor for name, tensor in tensors.items()}
-    _complete_tied(tensors, tied)
-    unknown_buffers = _take_non_persistent(module, tensors, buffers)
+    complete_tied(tensors, tied)
+    unknown_buffers = take_non_persistent(module, tensors, buffers)
     known = set(module.state_dict(keep_vars=True)) if ignore else set()
     for name in [name for name in tensors if name not in known and any(fnmatchcase(name, each) for each in ignore)]:
         del tensors[name]
-    _assign(module, tensors, weights.name, strict=strict)
-    _retie(module, tied)
+    assign(module, tensors, weights.name, strict=strict)
+    retie(module, tied)
     if weights.device is not None:
         _device().bring_buffers(module, weights)
     if unknown_buffers:
         raise CallerError(
-            f"buffers {_listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
+            f"buffers {listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
             "the module on the CPU, or name its builder in the manifest (option module)"
         )
     views.follow()
@@ -387,76 +395,3 @@ def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
                 f"the skeleton of {name!r} was made with {package} {version}, here is {package} {here}; use the same "
                 f"version, or have it made again: `trims evict --all-tiers {name}`, then open it"
             )
-
-
-def _renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str]) -> dict[str, str]:
-    """Return the module's name of each tensor. Raises CallerError."""
-    if not callable(names):
-        raise CallerError(f"`names` is a {type(names).__name__}; give a function that takes a name and returns one")
-    named: dict[str, str] = {}
-    taken: dict[str, str] = {}
-    for name in found:
-        named[name] = wanted = names(name)
-        if not isinstance(wanted, str):
-            raise CallerError(f"`names` returned {wanted!r:.80} for {name!r}; it must return the module's name for it")
-        if wanted in taken:
-            raise CallerError(f"`names` calls both {taken[wanted]!r} and {name!r} of {weights.name!r} {wanted!r}")
-        taken[wanted] = name
-    return named
-
-
-def _tied_names(module: torch.nn.Module) -> list[list[str]]:
-    """Return groups of two and more names that stand for the same parameter."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def _complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str]]) -> None:
-    """Give all names of a tied parameter the same tensor: files often have only one of the names."""
-    for names in tied:
-        known = [name for name in names if name in tensors]
-        for name in names if known else ():
-            tensors.setdefault(name, tensors[known[-1]])
-
-
-def _take_non_persistent(
-    module: torch.nn.Module, tensors: dict[str, torch.Tensor], buffers: Collection[str]
-) -> list[str]:
-    """Fill the buffers that no state dict has, and take them out of `tensors`. Return those left on meta."""
-    left = []
-    for name in sorted(set(buffers) - set(module.state_dict(keep_vars=True))):
-        value = tensors.pop(name, None)
-        owner, _, leaf = name.rpartition(".")
-        submodule = module.get_submodule(owner)
-        if value is not None:
-            submodule._buffers[leaf] = value  # as torch does when it assigns
-        elif submodule.get_buffer(leaf).is_meta:
-            left.append(name)
-    return left
-
-
-def _assign(module: torch.nn.Module, tensors: dict[str, torch.Tensor], name: str, *, strict: bool) -> None:
-    try:
-        found = module.load_state_dict(tensors, strict=False, assign=True)
-    except RuntimeError as error:
-        raise CallerError(f"the weights of {name!r} do not fit this {type(module).__name__}: {error}") from error
-    if strict and (found.missing_keys or found.unexpected_keys):
-        raise CallerError(
-            f"the weights of {name!r} do not fit this {type(module).__name__}: missing from the weights "
-            f"{_listed(found.missing_keys)}; left over {_listed(found.unexpected_keys)}"
-        )
-
-
-def _retie(module: torch.nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    for *others, last in tied:  # the names may have had different values: copying would leave that of the last one
-        parameter = module.get_parameter(last)
-        for name in others:
-            owner, _, leaf = name.rpartition(".")
-            module.get_submodule(owner)._parameters[leaf] = parameter  # setattr would check and register again
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more if names else "nothing"

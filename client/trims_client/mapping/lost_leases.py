@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from trims_client.mapping.mappings import Upgrade
+from trims_client.mapping.mapped_image import Upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Callable

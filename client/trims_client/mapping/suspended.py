@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, NotSupportedError
 from trims_client.connection.connection import Deadline
-from trims_client.mapping.mappings import Borrow, Lease, MappedImage
+from trims_client.mapping.mapped_image import Lease, MappedImage
+from trims_client.mapping.mappings import Borrow
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message

@@ -17,7 +17,8 @@ from trims_client.connection.connection import GRACE_S
 
 if TYPE_CHECKING:
     from trims_client.connection.channel import Channel
-    from trims_client.mapping.mappings import MappedImage, MappedImages
+    from trims_client.mapping.mapped_image import MappedImage
+    from trims_client.mapping.mappings import MappedImages
 
 log = logging.getLogger(__name__)
 #: Number of looks, about one a second, for mappings: another thread may not have mapped its grant yet.

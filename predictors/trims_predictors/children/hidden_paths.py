@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError
+from trims.process.child import exit_words
+from trims.process.oneshot import run
 from trims_predictors.children.launcher import probe_command, shown
 from trims_predictors.sandbox.sandbox import NAMESPACES
 
@@ -55,13 +56,9 @@ def _why_not(isolation: Isolation, runtime_dir: str) -> str:
     """Return why a predictor's program does not start at this level; empty if it does."""
     wrapped = isolation.wrapped(probe_command(), runtime_dir, shown())
     try:
-        done = subprocess.run(
-            wrapped.command, pass_fds=[wrapped.fd] if wrapped.fd >= 0 else [], capture_output=True, text=True,
-            timeout=_PROBE_S, check=False, **wrapped.how,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run(wrapped.command, seconds=_PROBE_S, fds=wrapped.fds, **wrapped.how)
+    except OSError as error:
         return str(error)
     finally:
         wrapped.close()
-    lines = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else (lines[-1][:200] if lines else f"status {done.returncode}")
+    return "" if done.status == 0 else done.last_words(1, exit_words(done.status))[:200]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trims.environments.environment_store import hold
 from trims.memory.shortage import killed_words
-from trims.process.lifeline import Lifeline
-from trims.process.python import run_code
+from trims.process.child import Child, Ties, exit_words
+from trims.process.python import run_ours, variables_for
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
-from trims_predictors.ipc.os_errors import as_trims_error
+from trims_predictors.ipc.os_errors import as_trims_error, as_trims_errors
 from trims_predictors.ipc.output_pipes import Output, Outputs
 from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
+
+if TYPE_CHECKING:
+    from trims.process.lifeline import Lifeline
 
 #: Modules that each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -46,18 +49,6 @@ DEFAULTS = {
 }
 #: Names of our programs in the lines that they print.
 _CALLED = {"trims_predictors.worker.worker": "predictor", "trims_predictors.worker.template": "template"}
-#: Our packages are loaded from their own folders, so that a process of another environment sees them and that
-#: environment's packages, and none of this one.
-_BOOTSTRAP = """
-import json, importlib.util
-packages, module = json.loads(sys.argv[1]), sys.argv[2]
-for name, folder in packages.items():
-    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-sys.argv[:] = [module] + sys.argv[3:]
-importlib.import_module(module).main()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +78,11 @@ class Program:
     """A program of ours that was started.
 
     Attributes:
-        process: The program, or what stands round it (see `Isolation.wrapped`, `guard`).
-        lifeline: Whose end is the program's end.
+        child: The program, or what stands round it (see `Isolation.wrapped`, `guard`).
         output: What it prints.
     """
 
-    process: subprocess.Popen[bytes]
-    lifeline: Lifeline
+    child: Child
     output: Output
 
 
@@ -117,62 +106,50 @@ class Launcher:
         self.outputs = Outputs(plain=plain)
         self._holds: dict[str, int | None] = {}
 
-    def start(self, module: str, environment: Environment, sock: int) -> Program:
-        """Start `module` with a socket.
+    def start(self, module: str, environment: Environment) -> Program:
+        """Start `module`.
 
         Args:
             module: Of ours, with a function `main`.
             environment: Where.
-            sock: Descriptor of the socket.
 
         Raises PredictorError if the interpreter cannot be started, CapacityError if descriptors or processes lack for
         it, NotSupportedError if its environment is being removed.
         """
-        self._hold(environment.python)
-        lifeline = self.tie()
-        try:
+        python = environment.python
+        self._hold(python)
+        with as_trims_errors(f"{module} cannot be started"), contextlib.ExitStack() as undo:
+            ties = self.tie()
+            undo.callback(ties.close)
             output = self.outputs.open(_CALLED.get(module, module))
-        except OSError as error:
-            lifeline.close()
-            raise as_trims_error(error, f"{module} cannot be started") from error
+            undo.callback(output.close)
+            child = self._run(module, environment, ties, output.fileno())
+            undo.pop_all()
+        output.given()
+        output.whose = f"{output.whose} {child.pid}"
+        return Program(child, output)
+
+    def _run(self, module: str, environment: Environment, ties: Ties, output: int) -> Child:
+        python = environment.python
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
-        command = [
-            *run_code(_BOOTSTRAP, json.dumps(_packages()), module, python=environment.python),
-            "--socket", str(sock), "--lifeline", str(lifeline.fileno()), "--runtime-dir", self._folder_of(door),
-            "--writable", self.isolation.writable,
-        ]  # fmt: skip
-        variables = {**DEFAULTS, **os.environ, **ENVIRONMENT}
-        if environment.python:
-            for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
-                variables.pop(ours, None)
-        isolated = self.isolation.wrapped(command, self.runtime_dir, shown(environment.python), door=door)
+        given = ("--runtime-dir", self._folder_of(door), "--writable", self.isolation.writable)
+        command = run_ours(module, *ties.arguments, *given, packages=_packages(), python=python)
+        isolated = self.isolation.wrapped(command, self.runtime_dir, shown(python), door=door)
+        env = {**variables_for(python, {**DEFAULTS, **os.environ}), **ENVIRONMENT}
         try:
-            process = subprocess.Popen(
-                isolated.command,
-                pass_fds=[fd for fd in (sock, lifeline.fileno(), isolated.fd) if fd >= 0],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output.fileno(),
-                stderr=output.fileno(),
-                **isolated.how,
-            )
+            how = {**isolated.how, "env": env, "stdout": output, "stderr": output}
+            return Child(isolated.command, ties, fds=isolated.fds, leads=False, **how)
         except (OSError, subprocess.SubprocessError) as error:
-            lifeline.close()
-            output.close()
             raise as_trims_error(error, f"{isolated.command[0]} cannot be started") from error
         finally:
             isolated.close()
-        lifeline.given()
-        output.given()
-        output.whose = f"{output.whose} {process.pid}"
-        return Program(process, lifeline, output)
 
-    def tie(self) -> Lifeline:
-        """A lifeline for one more process group; the caller closes it when that has ended."""
+    def tie(self) -> Ties:
+        """Return ties for one more process, whose lifeline the caller closes when that has ended."""
         self._lifelines = {each for each in self._lifelines if not each.closed}
-        lifeline = Lifeline()
-        self._lifelines.add(lifeline)
-        return lifeline
+        ties = Ties()
+        self._lifelines.add(ties.lifeline)
+        return ties
 
     def hide(self, path: str) -> None:
         """Hide a folder or file, too, from what is started from now on. Templates that see it are used no more."""
@@ -231,16 +208,13 @@ def shown(python: str = "") -> list[str]:
 
 
 def probe_command() -> list[str]:
-    """A command that starts Python and imports our packages as a predictor does, and ends with status 0."""
-    return run_code(_BOOTSTRAP, json.dumps(_packages()), "trims_predictors.worker.worker", "--help")
+    """Return a command that starts Python and imports our packages as a predictor does, and ends with status 0."""
+    return run_ours("trims_predictors.worker.worker", "--help", packages=_packages())
 
 
 def tell_status(status: int) -> str:
     """Return in words how a process ended."""
-    if status < 0:
-        cause = killed_words() if -status == signal.SIGKILL else ""
-        return f"it was ended by {signal.Signals(-status).name}{cause}"
-    return f"it exited with status {status}"
+    return f"it {exit_words(status, killed_words())}"
 
 
 def _packages() -> dict[str, str]:

@@ -11,10 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, PredictorError
+from trims.process import messages
 from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, weigh
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.children.worker_process import PredictorProcess
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.worker.prefault import WrittenPages
 
@@ -57,14 +57,7 @@ class Template:
         self._launcher = launcher
         #: Identities of the files that were hidden from the template at its start.
         self.identities = launcher.identities()
-        ours, theirs = messages.pair()
-        with theirs:
-            try:
-                started = launcher.start("trims_predictors.worker.template", environment, theirs.fileno())
-            except BaseException:
-                ours.close()
-                raise
-        self._process, self._lifeline = started.process, started.lifeline
+        self._child = launcher.start("trims_predictors.worker.template", environment).child
         self.modules = frozenset(modules)
         #: Reason why the template, once ready, may not be forked; None if it may be.
         self.spoilt: str | None = None
@@ -81,16 +74,16 @@ class Template:
         self._statuses: dict[int, asyncio.Future[int]] = {}
         #: Processes as the template calls them, and as they are called here.
         self._living: dict[int, int] = {}
-        self._pidfd, self._guard = -1, self._process.pid
+        self._pidfd, self._guard = -1, self._child.pid
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._peer = Peer(ours, self._heard, self._end)
+        self._peer = Peer(self._child.socket, self._heard, self._end)
         self.ready = asyncio.ensure_future(self._import(modules))
         self.ready.add_done_callback(_look_at)
 
     @property
     def pid(self) -> int:
         """Return the number of the template's process."""
-        return pid_behind(self._pidfd, self._process.pid)
+        return pid_behind(self._pidfd, self._child.pid)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -145,27 +138,25 @@ class Template:
             self._end_if_retired()
 
     async def _fork(self) -> PredictorProcess:
-        ours, theirs = messages.pair()
-        with contextlib.ExitStack() as undo, theirs:
-            undo.callback(ours.close)
-            lifeline = self._launcher.tie()
-            undo.callback(lifeline.close)
+        with contextlib.ExitStack() as undo:
+            ties = self._launcher.tie()
+            undo.callback(ties.close)
             output = self._launcher.outputs.open("predictor")
             undo.callback(output.close)
-            given = (theirs.fileno(), lifeline.fileno(), output.fileno())
-            answer, fds = await self._ask({"op": "fork"}, given, _FORK_S)
+            answer, fds = await self._ask({"op": "fork"}, (*ties.fds, output.fileno()), _FORK_S)
             if answer["op"] == "refused":
                 raise PredictorError(f"the template cannot be forked: {answer['why']}")
             undo.pop_all()
-        lifeline.given()
+        ties.given()
         output.given()
         pid = int(answer["pid"])
         here = self._living[pid] = pid_behind(fds[0], pid)
         output.whose = f"predictor {here}"
         self._statuses[pid] = asyncio.get_running_loop().create_future()
         return PredictorProcess(
-            ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline, pages=self._pages, output=output
-        )
+            ties.socket, here, fds[0], "forked", lambda: self._status(pid),
+            lifeline=ties.lifeline, pages=self._pages, output=output,
+        )  # fmt: skip
 
     async def _ask(self, message: Message, fds: Sequence[int], deadline_s: float) -> tuple[Message, list[int]]:
         answer: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
@@ -190,7 +181,7 @@ class Template:
             return
         if message["op"] == "here":
             self._pidfd, guard = fds
-            self._guard = pid_behind(guard, self._process.pid)
+            self._guard = pid_behind(guard, self._child.pid)
             os.close(guard)
             if self._niceness:
                 self._tell_kernel()
@@ -245,17 +236,16 @@ class Template:
     def end_all(self) -> None:
         """End it, its predictors, and whatever they have started and left. Idempotent."""
         self.close()
-        self._lifeline.close()
+        self._child.lifeline.close()
 
     def _wait_for_end(self) -> None:
         """See to `gone`. The guard stays for as long as predictors live, which may be long."""
-        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self._process.pid)
+        loop, pidfd = asyncio.get_running_loop(), self._child.watch()
 
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-            self._process.wait()
-            self._lifeline.close()
+            self._child.wait()
             self.gone.set_result(None)
 
         loop.add_reader(pidfd, ended)
@@ -263,8 +253,8 @@ class Template:
     def _kill(self) -> None:
         """End the template's process and no other: the end of the program round it would end all of its predictors."""
         if self._pidfd < 0:
-            self._lifeline.close()  # it has not begun, so it has none
-            self._process.kill()
+            self._child.lifeline.close()  # it has not begun, so it has none
+            self._child.kill()
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

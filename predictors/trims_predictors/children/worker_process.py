@@ -22,10 +22,10 @@ from trims.core.errors import (
     from_code,
 )
 from trims.memory.shortage import tells_of_memory
+from trims.process.messages import close_all
 from trims.trace.spans import deepest, is_recording, recorder, traceparent
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
-from trims_predictors.ipc.messages import close_all, pair
 from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
@@ -314,19 +314,17 @@ class PredictorProcess:
 def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
     """A new process that has imported nothing yet. Raises as `Launcher.start` does."""
     with as_trims_errors("no predictor can be started"), contextlib.ExitStack() as undo:
-        ours, theirs = pair()
-        undo.callback(ours.close)
-        with theirs:
-            started = launcher.start("trims_predictors.worker.worker", environment, theirs.fileno())
-        undo.callback(started.lifeline.close)
-        pidfd = os.pidfd_open(started.process.pid)
+        started = launcher.start("trims_predictors.worker.worker", environment)
+        child = started.child
+        undo.callback(child.close)
+        pidfd = child.watch()
         undo.pop_all()
 
     async def status() -> str:
-        return tell_status(started.process.wait())
+        return tell_status(child.reap())
 
     return PredictorProcess(
-        ours, started.process.pid, pidfd, "spawned", status, lifeline=started.lifeline, output=started.output
+        child.socket, child.pid, pidfd, "spawned", status, lifeline=child.lifeline, output=started.output
     )
 
 

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from trims.core.errors import TrimsError
-from trims.manifests.serving import parse_predictor
+from trims.manifests.predictor import parse_predictor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

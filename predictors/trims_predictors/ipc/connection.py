@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, LostPeerError
-from trims_predictors.ipc import messages
+from trims.process import messages
 
 if TYPE_CHECKING:
     import socket

@@ -1,4 +1,4 @@
-"""Worker pool: predictors of all models. Carries out what `scheduler` and `slots` decide and reports results to them.
+"""Worker pool: predictors of all models. Carries out what `scheduler` decides and reports results to it.
 
 One event loop, no threads of its own. A request waits in its model's key, is answered by a predictor in one run, alone
 or in a batch, and learns which stages took how long. Not covered: what a model is (`deployments`), and protocols.
@@ -26,7 +26,7 @@ from trims_predictors.pool.batching import rows_of
 from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.load_failures import Failures
-from trims_predictors.pool.slots import Slots
+from trims_predictors.pool.scheduler import Schedule
 from trims_predictors.tasks import Background
 from trims_predictors.tensors import check_against
 from trims_predictors.warm.hot_spares import HotSpares
@@ -61,7 +61,7 @@ class WorkerPool:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._slots = Slots(settings.predictors, settings.of_tenants)
+        self._slots = Schedule(settings.predictors, settings.of_tenants)
         self._launcher = Launcher(settings.runtime_dir, settings.isolation, plain=settings.plain_output)
         self._warm_pool = WarmPool(
             self._launcher,

@@ -1,88 +1,45 @@
 """Scheduler of requests and predictors: who answers which, and which predictors there are. No clock, no process.
 
 Every event returns the steps that the pool carries out; each step's outcome comes back as an event. Requests wait in
-the *queue* of their deployment. A queue has up to `instances` predictors, all queues together `most` slots. If no slot
-is free, the predictor that has been idle longest gives its slot up, or one that loads for requests that are gone. If
-there is none, the next one that finishes does, provided that the other queue's request came first. So no queue starves,
-whatever the others bring.
+the *queue* of their deployment. A queue has up to `instances` predictors. The operator has *slots* for predictors of
+all queues together, and each tenant has its own, so that none waits for another's. If no slot is free, the predictor
+that has been idle longest gives its slot up, or one that loads for requests that are gone. If there is none, the next
+one that finishes does, provided that the other queue's request came first. So no queue starves, whatever others bring.
 
 Each event costs the same whatever waits; only a batch costs its own length.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BusyError, InvariantError, PredictorError
-from trims_predictors.pool.events import Fail, Job, JobQueue, Limits, Run, Start, Stop, next_batch
+from trims_predictors.pool.books import Predictor, Queue, Slots, State
+from trims_predictors.pool.events import Fail, Run, Start, Stop, next_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from trims.core.errors import TrimsError
     from trims_predictors.deployment.key import DeploymentKey
-    from trims_predictors.pool.events import Step
-
-
-class State(enum.Enum):
-    """State of a predictor. The slot is free once the predictor has ended, not before."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    STOPPING = "stopping"
-
-
-@dataclass(eq=False, slots=True)
-class _Queue:
-    key: DeploymentKey
-    limits: Limits
-    jobs: JobQueue = field(default_factory=JobQueue)
-    starting: set[int] = field(default_factory=set)
-    idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    busy: set[int] = field(default_factory=set)
-    retired: bool = False
-
-    @property
-    def serving(self) -> int:
-        return len(self.starting) + len(self.idle) + len(self.busy)
-
-    def first(self) -> Job:
-        return self.jobs.first()
-
-
-@dataclass(eq=False, slots=True)
-class _Predictor:
-    queue: _Queue
-    state: State = State.STARTING
-    jobs: tuple[Job, ...] = ()
-    idles: int = 0
-    retired: bool = False
+    from trims_predictors.pool.events import Job, Limits, Step
 
 
 class Schedule:
     """The books of all queues.
 
     Args:
-        most: Predictors at once, those that are starting or stopping included.
-        numbers: Gives predictors their numbers; by default from 1 up.
+        most: Predictors at once of the operator, and of each tenant that `of_tenants` does not list.
+        of_tenants: Predictors at once of a tenant, by its name.
     """
 
-    def __init__(self, most: int, numbers: Iterator[int] | None = None) -> None:
-        self._most = most
-        self._queues: dict[DeploymentKey, _Queue] = {}
-        self._predictors: dict[int, _Predictor] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        #: Predictors that still load, for queues in which nothing waits any more.
-        self._unwanted: OrderedDict[int, None] = OrderedDict()
-        self._stopping = 0
-        self._wanting: OrderedDict[_Queue, None] = OrderedDict()
-        self._numbers = itertools.count()
-        self._ids = itertools.count(1) if numbers is None else numbers
+    def __init__(self, most: int, of_tenants: Mapping[str, int] | None = None) -> None:
+        self._most, self._of_tenants = most, dict(of_tenants or {})
+        self._slots: dict[str, Slots] = {}
+        self._queues: dict[DeploymentKey, Queue] = {}
+        self._predictors: dict[int, Predictor] = {}
+        self._numbers, self._ids = itertools.count(), itertools.count(1)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -90,7 +47,7 @@ class Schedule:
         """Put a request into its queue. Return the next steps. Raises BusyError if the queue is full."""
         queue = self._queues.get(job.key)
         if queue is None:
-            queue = self._queues[job.key] = _Queue(job.key, limits)
+            queue = self._queues[job.key] = Queue(job.key, limits, self._slots_of(job.key))
         queue.limits = limits
         queue.retired = False
         if len(queue.jobs) >= limits.queue:
@@ -107,8 +64,9 @@ class Schedule:
 
         If the request does not come, the predictor idles, or gives its slot up while it still loads.
         """
-        queue = self._queues.get(key) or _Queue(key, limits)
-        if queue.serving or queue.jobs or self._wanting or len(self._predictors) >= self._most:
+        queue = self._queues.get(key) or Queue(key, limits, self._slots_of(key))
+        slots = queue.slots
+        if queue.serving or queue.jobs or slots.wanting or slots.taken >= slots.most:
             return []
         self._queues[key] = queue
         steps: list[Step] = [self._start(queue)]
@@ -161,10 +119,11 @@ class Schedule:
         if found is None:
             return []
         queue = found.queue
+        queue.slots.taken -= 1
         steps: list[Step] = []
         error = PredictorError(f"the predictor of {queue.key.model!r} ended: {why}")
         if found.state is State.STOPPING:
-            self._stopping -= 1
+            queue.slots.stopping -= 1
         elif found.state is State.STARTING:
             self._not_starting(predictor, queue)
             steps += self._disappoint(queue, error)
@@ -200,12 +159,12 @@ class Schedule:
             self._predictors[predictor].retired = True
         return [step for predictor in list(queue.idle) for step in self._stop(predictor)] + self._settle(queue)
 
-    def give_way(self) -> list[Step]:
-        """End the predictor that has been idle longest, for one that finds no room for its model.
+    def give_way(self, key: DeploymentKey) -> list[Step]:
+        """End the same tenant's predictor that has been idle longest, for one that finds no room for its model.
 
         Nothing if none is idle.
         """
-        victim = next(iter(self._idle), None)
+        victim = next(iter(self._slots_of(key).idle), None)
         if victim is None:
             return []
         return self._stop(victim) + self._settle(self._predictors[victim].queue)
@@ -234,9 +193,17 @@ class Schedule:
             "busy": len(queue.busy),
         }
 
+    def _slots_of(self, key: DeploymentKey) -> Slots:
+        tenant = key.tenant
+        slots = self._slots.get(tenant)
+        if slots is None:
+            most = self._of_tenants.get(tenant, self._most) if tenant else self._most
+            slots = self._slots[tenant] = Slots(most)
+        return slots
+
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _serve(self, queue: _Queue) -> list[Step]:
+    def _serve(self, queue: Queue) -> list[Step]:
         """Give the queue's requests to its idle predictors, and ask for more predictors if some are left."""
         steps: list[Step] = []
         while queue.idle and queue.jobs:
@@ -247,14 +214,14 @@ class Schedule:
             steps.append(self._run(predictor, queue, jobs))
         return steps + self._grow(queue)
 
-    def _note_unwanted(self, queue: _Queue) -> None:
+    def _note_unwanted(self, queue: Queue) -> None:
         for predictor in queue.starting:
             if queue.jobs:
-                self._unwanted.pop(predictor, None)
+                queue.slots.unwanted.pop(predictor, None)
             else:
-                self._unwanted.setdefault(predictor)
+                queue.slots.unwanted.setdefault(predictor)
 
-    def _run(self, predictor: int, queue: _Queue, jobs: tuple[Job, ...]) -> Run:
+    def _run(self, predictor: int, queue: Queue, jobs: tuple[Job, ...]) -> Run:
         self._take_idle(predictor, queue)
         for job in jobs:
             queue.jobs.remove(job)
@@ -263,24 +230,25 @@ class Schedule:
         queue.busy.add(predictor)
         return Run(predictor, jobs)
 
-    def _grow(self, queue: _Queue) -> list[Step]:
+    def _grow(self, queue: Queue) -> list[Step]:
         """Have the queue wait for slots if it needs more predictors, and hand out what is free."""
         if self._wants_more(queue):
-            self._wanting.setdefault(queue)
+            queue.slots.wanting.setdefault(queue)
         else:
-            self._wanting.pop(queue, None)
+            queue.slots.wanting.pop(queue, None)
         self._note_unwanted(queue)
-        return self._fill_slots()
+        return self._fill(queue.slots)
 
     @staticmethod
-    def _wants_more(queue: _Queue) -> bool:
+    def _wants_more(queue: Queue) -> bool:
         # An idle predictor beside a queue waits for a batch to fill.
         return len(queue.jobs) > len(queue.starting) + len(queue.idle) and queue.serving < queue.limits.instances
 
-    def _start(self, queue: _Queue) -> Start:
+    def _start(self, queue: Queue) -> Start:
         predictor = next(self._ids)
-        self._predictors[predictor] = _Predictor(queue)
+        self._predictors[predictor] = Predictor(queue)
         queue.starting.add(predictor)
+        queue.slots.taken += 1
         return Start(predictor, queue.key)
 
     def _stop(self, predictor: int) -> list[Step]:
@@ -290,10 +258,10 @@ class Schedule:
         self._not_starting(predictor, found.queue)
         found.queue.busy.discard(predictor)
         found.state = State.STOPPING
-        self._stopping += 1
+        found.queue.slots.stopping += 1
         return [Stop(predictor)]
 
-    def _released(self, predictor: int, found: _Predictor) -> list[Step]:
+    def _released(self, predictor: int, found: Predictor) -> list[Step]:
         """A predictor has nothing to do: give it the next requests, or its slot to a queue that was there before."""
         queue = found.queue
         if queue.retired or found.retired or self._must_yield(queue):
@@ -301,24 +269,27 @@ class Schedule:
         found.state = State.IDLE
         found.idles += 1
         queue.idle[predictor] = None
-        self._idle[predictor] = None
+        queue.slots.idle[predictor] = None
         return self._serve(queue)
 
-    def _must_yield(self, queue: _Queue) -> bool:
-        if len(self._wanting) <= self._stopping:
+    @staticmethod
+    def _must_yield(queue: Queue) -> bool:
+        if len(queue.slots.wanting) <= queue.slots.stopping:
             return False
-        other = next(iter(self._wanting))
+        other = next(iter(queue.slots.wanting))
         return other is not queue and (not queue.jobs or other.first().number < queue.first().number)
 
-    def _not_starting(self, predictor: int, queue: _Queue) -> None:
+    @staticmethod
+    def _not_starting(predictor: int, queue: Queue) -> None:
         queue.starting.discard(predictor)
-        self._unwanted.pop(predictor, None)
+        queue.slots.unwanted.pop(predictor, None)
 
-    def _take_idle(self, predictor: int, queue: _Queue) -> None:
+    @staticmethod
+    def _take_idle(predictor: int, queue: Queue) -> None:
         del queue.idle[predictor]
-        del self._idle[predictor]
+        del queue.slots.idle[predictor]
 
-    def _disappoint(self, queue: _Queue, error: TrimsError) -> list[Step]:
+    def _disappoint(self, queue: Queue, error: TrimsError) -> list[Step]:
         """Fail what waits in a queue that has no other predictor: each of its requests would meet the same error."""
         if queue.serving:
             return []
@@ -326,27 +297,27 @@ class Schedule:
         queue.jobs.clear()
         return steps + self._settle(queue)
 
-    def _fill_slots(self) -> list[Step]:
+    def _fill(self, slots: Slots) -> list[Step]:
         """Start what queues want, the one first that has wanted longest; have idle predictors make room for others."""
         steps: list[Step] = []
-        while self._wanting and len(self._predictors) < self._most:
-            queue, _ = self._wanting.popitem(last=False)
+        while slots.wanting and slots.taken < slots.most:
+            queue, _ = slots.wanting.popitem(last=False)
             steps.append(self._start(queue))
             if self._wants_more(queue):
-                self._wanting[queue] = None
-        while self._stopping < len(self._wanting) and (self._idle or self._unwanted):
-            victim = next(iter(self._idle or self._unwanted))
+                slots.wanting[queue] = None
+        while slots.stopping < len(slots.wanting) and (slots.idle or slots.unwanted):
+            victim = next(iter(slots.idle or slots.unwanted))
             queue = self._predictors[victim].queue
             steps += self._stop(victim)
             if self._wants_more(queue):  # its requests were waiting for a batch to fill
-                self._wanting.setdefault(queue)
+                slots.wanting.setdefault(queue)
         return steps
 
-    def _settle(self, queue: _Queue) -> list[Step]:
+    def _settle(self, queue: Queue) -> list[Step]:
         """Return the steps after something left the queue, and forget a queue without jobs and predictors."""
         steps = self._grow(queue)
         if not (queue.jobs or queue.serving):
-            self._wanting.pop(queue, None)
+            queue.slots.wanting.pop(queue, None)
             if self._queues.get(queue.key) is queue:  # there may be another one since, with the same name
                 del self._queues[queue.key]
         return steps
@@ -355,19 +326,22 @@ class Schedule:
 
     def validate(self) -> None:
         """Raise InvariantError naming the first rule that does not hold."""
-        stopping = sum(each.state is State.STOPPING for each in self._predictors.values())
-        _require(len(self._predictors) <= self._most, "there are more predictors than slots")
-        _require(stopping == self._stopping, "predictors that stop are counted wrongly")
-        idle = {number for number, each in self._predictors.items() if each.state is State.IDLE}
-        _require(idle == set(self._idle), "idle predictors are listed wrongly")
-        starting = {number: each.queue for number, each in self._predictors.items() if each.state is State.STARTING}
-        unwanted = {number for number, queue in starting.items() if not queue.jobs}
-        _require(unwanted == set(self._unwanted), "predictors that load for nothing are listed wrongly")
+        for slots in self._slots.values():
+            self._validate_slots(slots)
         for queue in self._queues.values():
             self._validate_queue(queue)
-        _require(all(self._queues.get(queue.key) is queue for queue in self._wanting), "a forgotten queue wants a slot")
 
-    def _validate_queue(self, queue: _Queue) -> None:
+    def _validate_slots(self, slots: Slots) -> None:
+        found = {number: each for number, each in self._predictors.items() if each.queue.slots is slots}
+        of_state = {state: {number for number, each in found.items() if each.state is state} for state in State}
+        unwanted = {number for number in of_state[State.STARTING] if not found[number].queue.jobs}
+        _require(len(found) == slots.taken <= slots.most, "there are more predictors than slots")
+        _require(len(of_state[State.STOPPING]) == slots.stopping, "predictors that stop are counted wrongly")
+        _require(of_state[State.IDLE] == set(slots.idle), "idle predictors are listed wrongly")
+        _require(unwanted == set(slots.unwanted), "predictors that load for nothing are listed wrongly")
+        _require(all(self._queues.get(each.key) is each for each in slots.wanting), "a forgotten queue wants a slot")
+
+    def _validate_queue(self, queue: Queue) -> None:
         for state, listed in ((State.STARTING, queue.starting), (State.IDLE, queue.idle), (State.BUSY, queue.busy)):
             for predictor in listed:
                 found = self._predictors.get(predictor)
@@ -378,10 +352,11 @@ class Schedule:
         )
         _require(len(queue.jobs) <= queue.limits.queue or queue.retired, f"too many requests wait for {queue.key}")
         if queue.jobs and not queue.serving:
-            _require(queue in self._wanting, f"requests for {queue.key} wait for nothing")
-        if queue in self._wanting:
-            progress = self._stopping or any(each.state is not State.IDLE for each in self._predictors.values())
-            _require(bool(progress), f"{queue.key} wants a slot, and idle predictors keep theirs")
+            _require(queue in queue.slots.wanting, f"requests for {queue.key} wait for nothing")
+        if queue in queue.slots.wanting:
+            _require(
+                queue.slots.taken > len(queue.slots.idle), f"{queue.key} wants a slot, and idle predictors keep theirs"
+            )
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
+from trims.process.oneshot import run
 from trims.wire.address import ATTACH_FOLDER
 from trims_predictors.sandbox import landlock
 from trims_predictors.sandbox.seccomp import filter_program
@@ -135,6 +135,11 @@ class Wrapped:
     how: dict[str, Any]
     fd: int = -1
 
+    @property
+    def fds(self) -> list[int]:
+        """Return what the program must inherit."""
+        return [self.fd] if self.fd >= 0 else []
+
     def close(self) -> None:
         """Let go of the descriptor. Idempotent."""
         if self.fd >= 0:
@@ -177,18 +182,15 @@ def why_no_namespaces() -> str:
         try:
             tried = Isolation(NAMESPACES).wrapped(["true"], folder)
             try:
-                done = subprocess.run(
-                    tried.command, pass_fds=[tried.fd] if tried.fd >= 0 else [], capture_output=True, text=True,
-                    timeout=_PROBE_S, check=False, **tried.how,
-                )  # fmt: skip
+                done = run(tried.command, seconds=_PROBE_S, fds=tried.fds, **tried.how)
             finally:
                 tried.close()
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             return f"bwrap cannot be run: {error}"
-    if done.returncode == 0:
+    if done.status == 0:
         return ""
     return (
-        f"bwrap says: {done.stderr.strip()[:300]} (unprivileged user namespaces may be switched off: "
+        f"bwrap says: {done.err.strip()[:300]} (unprivileged user namespaces may be switched off: "
         "`sysctl kernel.unprivileged_userns_clone kernel.apparmor_restrict_unprivileged_userns`)"
     )
 

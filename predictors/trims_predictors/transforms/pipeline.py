@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, PredictorError
-from trims.manifests.serving import TensorType, parse_tensors
+from trims.manifests.serving import TensorType, check_tensors
 from trims.process.forks import parent_only
 from trims.trace.spans import span
-from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype
+from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -181,5 +181,5 @@ def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...],
     tell = None if has_steps else getattr(predictor, which, None)
     found = stated or (tuple(tell()) if callable(tell) else ())
     described = describe(found)
-    parse_tensors(described, f"what `{which}` of the predictor returns", any_rank=True)
+    check_tensors(types_of(described), f"what `{which}` of the predictor returns")
     return described

@@ -10,6 +10,7 @@ learns how they end. One that a request waits for stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,39 +62,24 @@ class Usage:
         return self.nbytes + sum(self.spare_bytes) + sum(self.hot_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class EndHotSpare:
-    """End one hot spare."""
+class Way(Enum):
+    """Ways to free memory, in words."""
 
+    END_HOT_SPARE = "a hot spare ends"
+    END_SPARE = "a spare ends"
+    END = "a template ends"
+    LEAVE = "a template ends with its last predictor"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to end, of one environment; after `LEAVE` a request may need the template before it ends."""
+
+    way: Way
     environment: Hashable
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndSpare:
-    """End one spare."""
-
-    environment: Hashable
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End the template and its spares."""
-
-    environment: Hashable
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Let the template go with its last predictor, unless a request needs it before."""
-
-    environment: Hashable
-    why: str
-
-
-Step = EndHotSpare | EndSpare | End | Leave
 _OVER, _UNUSED = "memory is needed (--template-memory)", "it was not used (--template-keep-alive-s)"
 
 
@@ -109,9 +95,9 @@ def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes
     for each in usages:
         idle = not each.predictors and not each.waited_for
         if idle and each.leaving:
-            return End(each.environment, _OVER)
+            return Step(Way.END, each.environment, _OVER)
         if idle and _ends_s(each, limits) <= now_s:
-            return End(each.environment, _UNUSED)
+            return Step(Way.END, each.environment, _UNUSED)
     if limits.most_bytes is None or other_bytes + sum(each.all_bytes for each in usages) <= limits.most_bytes:
         return None
     return _make_room(sorted(usages, key=lambda each: each.used_s))
@@ -132,12 +118,12 @@ def _ends_s(usage: Usage, limits: Limits) -> float:
 def _make_room(oldest_first: Sequence[Usage]) -> Step | None:
     for each in oldest_first:
         if each.hot_bytes:
-            return EndHotSpare(each.environment, _OVER)
+            return Step(Way.END_HOT_SPARE, each.environment, _OVER)
     for each in oldest_first:
         if each.spare_bytes:
-            return EndSpare(each.environment, _OVER)
+            return Step(Way.END_SPARE, each.environment, _OVER)
     free = [each for each in oldest_first if not each.waited_for and not each.leaving and each.nbytes]
     for each in free:
         if not each.predictors:
-            return End(each.environment, _OVER)
-    return Leave(free[0].environment, _OVER) if free else None
+            return Step(Way.END, each.environment, _OVER)
+    return Step(Way.LEAVE, free[0].environment, _OVER) if free else None

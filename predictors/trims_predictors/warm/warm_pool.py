@@ -28,7 +28,7 @@ from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.tasks import Background
 from trims_predictors.warm.inventory import Inventory
 from trims_predictors.warm.preload_learner import PreloadLearner
-from trims_predictors.warm.reclaim_policy import End, EndHotSpare, EndSpare, Leave, Limits
+from trims_predictors.warm.reclaim_policy import Limits, Way
 from trims_predictors.warm.reclaimer import Reclaimer
 from trims_predictors.warm.unforkable import Unforkable
 
@@ -50,12 +50,6 @@ _BURIAL_S = 10.0
 _GONE_S = 10.0
 #: Seconds between two looks whether requests are answered, and until they are not waited for any more.
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
-_TOLD = {
-    EndHotSpare: "a hot spare ends",
-    EndSpare: "a spare ends",
-    End: "a template ends",
-    Leave: "a template ends with its last predictor",
-}
 
 
 class WarmPool:
@@ -331,12 +325,12 @@ class WarmPool:
 
     async def _carry_out(self, step: Step) -> None:
         environment: Environment = step.environment  # type: ignore[assignment]
-        _log.info("%s for %s: %s", _TOLD[type(step)], environment.framework, step.why)
-        if isinstance(step, Leave):
+        _log.info("%s for %s: %s", step.way.value, environment.framework, step.why)
+        if step.way is Way.LEAVE:
             self._inventory.leaving.add(environment)
-        elif isinstance(step, EndHotSpare):
+        elif step.way is Way.END_HOT_SPARE:
             await self._inventory.hot[environment].pop(0).end()
-        elif isinstance(step, EndSpare):
+        elif step.way is Way.END_SPARE:
             await self._inventory.spares[environment].pop(0).end()
         else:
             await self._end(environment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 
-from trims_predictors.ipc.messages import MOST_BYTES
+from trims.process.messages import MOST_BYTES
 
 #: Letters of the names in one message, at most. Their commas and quotes count, and leave room for the other fields.
 _MOST_LETTERS = MOST_BYTES // 2

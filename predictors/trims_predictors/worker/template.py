@@ -27,12 +27,13 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
+from trims.process import messages
 from trims.process.lifeline import depend_on
 from trims_predictors.frameworks import threads
-from trims_predictors.ipc import messages
 from trims_predictors.sandbox.landlock import restrict
 from trims_predictors.worker import fork_safety, reaper, worker
 from trims_predictors.worker.randomness import installed_reseeders, reseed
+from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
@@ -200,7 +201,7 @@ def _use_folder(folder: str) -> None:
 
 def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
-    options = worker.begin()
+    options = begin()
     told = reaper.guarded(options.lifeline, options.socket)
     reaper.adopt()
     depend_on(options.lifeline)

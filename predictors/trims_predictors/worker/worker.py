@@ -20,9 +20,7 @@ error that is not of trims's tree goes to standard error.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -36,25 +34,26 @@ from typing import TYPE_CHECKING, Any
 from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
-from trims.manifests.serving import parse_tensors
+from trims.manifests.serving import check_tensors
+from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims.trace.levels import Level
 from trims.trace.spans import collect, continued
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.malloc import keep_memory, take_ahead
-from trims_predictors.sandbox.landlock import restrict
 from trims_predictors.tensors import describe, to_array, types_of
 from trims_predictors.trace_context import handed_on
-from trims_predictors.tracebacks import told, traceback_of
+from trims_predictors.tracebacks import traceback_of
 from trims_predictors.transforms.pipeline import Pipeline, Stages, pipeline_of
+from trims_predictors.worker.failures import blamed, confinement, failed
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
 from trims_predictors.worker.prefault import Record, copy_ahead
 from trims_predictors.worker.reaper import adopt
 from trims_predictors.worker.rlimits import limit_memory, words_of_limit
+from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,14 +69,6 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.tensors import Tensor
 
-#: Characters of an error that reaches a client.
-_MOST_LETTERS = 4000
-#: Errors of code in a namespace that it would not get with the rights of its user; names that are not found, too.
-_CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
-_OF_NAMESPACES = (
-    "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
-    "--isolation process` gives it the rights of the endpoint's user"
-)
 #: Folder for temporary files in a namespace (see `Isolation.scratch_bytes`).
 _SCRATCH = "/dev/shm"  # noqa: S108 - it is the namespace's own
 #: Bytes that models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
@@ -172,10 +163,12 @@ class Worker:
             with parent_only(self._own), self._recorded(message):
                 answer, fd = operation(message)
         except TrimsError as error:
-            answer = _failed(error, self._limit_met(error))
+            answer = failed(error, self._limit_met(error))
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor gets it
             sys.stderr.write(traceback_of(error))
-            answer = _failed(_blamed(message, error), self._limit_met(error) or self._confinement(error))
+            answer = failed(
+                blamed(message, error), self._limit_met(error) or (confinement(error) if self._confined else "")
+            )
         if self._collector is not None and message.get("trace"):
             answer = {**answer, "spans": self._collector.take()}
         with parent_only(self._own):
@@ -192,16 +185,12 @@ class Worker:
     def _limit_met(self, error: BaseException) -> str:
         return words_of_limit(error, self._memory_bytes, _SCRATCH if self._confined else "")
 
-    def _confinement(self, error: BaseException) -> str:
-        """Return what of a namespace an error may come from; empty if it has nothing to do with that."""
-        return _OF_NAMESPACES if self._confined and isinstance(error, OSError) and error.errno in _CONFINING else ""
-
     def _answer(self, message: Message, answer: Message, fd: int | None, *, forked: bool) -> None:
         common = {"request": message["request"], **self._kept_inputs(forked=forked)}
         try:
             messages.send(self._sock, {**answer, **common}, [] if fd is None else [fd])
         except BadMessageError as error:
-            answer = _failed(PredictorError(f"the answer has too many tensors: {error}"))
+            answer = failed(PredictorError(f"the answer has too many tensors: {error}"))
             messages.send(self._sock, {**answer, **common})
         finally:
             if fd is not None:
@@ -288,7 +277,8 @@ class Worker:
     def _rehearse(self, message: Message) -> tuple[Message, None]:
         """Do what a first run does, so that the first request finds it done."""
         assert self._pipeline is not None, "rehearse before load"
-        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given", any_rank=True))
+        check_tensors(given := types_of(message["given"]), "given")
+        outputs = self._pipeline.rehearse(given)
         if outputs:  # the next answer finds an arena of its size, in memory that is there already
             fd = self._instructions.write(self._pipeline.tensors(outputs))[1]
             if fd is not None:
@@ -389,19 +379,6 @@ def _image_of(weights: Weights) -> list[str]:
     return list(image_of(weights))
 
 
-def _failed(error: TrimsError, remedy: str = "") -> Message:
-    ending = f"; {remedy}" if remedy else ""
-    text = f"{str(error)[: _MOST_LETTERS - len(ending)]}{ending}".encode(
-        errors="replace"
-    ).decode()  # halves of surrogate pairs are no text
-    return {"op": "failed", "code": error.code, "message": text}
-
-
-def _blamed(message: Message, error: BaseException) -> PredictorError:
-    what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    return PredictorError(f"the predictor {what}: {told(error)}")
-
-
 def _context(message: Message) -> Context:
     return Context(
         model=message["model"],
@@ -423,26 +400,6 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed is passed on also if it is killed
     return Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
-
-
-def begin() -> argparse.Namespace:
-    """Read what the supervisor starts a program with, and lead a group of one's own.
-
-    A lifeline ends the whole group, which must not be the endpoint's. With `--writable` the process gives up writing to
-    files anywhere but beneath that folder (see `landlock`).
-    """
-    parser = argparse.ArgumentParser()
-    for name in ("--socket", "--lifeline"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--runtime-dir", required=True)
-    parser.add_argument("--writable", default="")
-    options = parser.parse_args()
-    if options.writable:
-        restrict([options.writable])
-    for fd in (options.socket, options.lifeline):
-        os.set_inheritable(fd, False)
-    os.setsid()
-    return options
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,9 @@ import pytest
 
 from trims.background import child
 from trims.background.child import Copier, give_way
-from trims.background.messages import check, receive, send, send_order
+from trims.background.messages import check, send_order
 from trims.background.task import PIECE_BYTES, Order, SourceFailedError, Task
+from trims.process import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Line:
     """A copier in a thread of this process, and the daemon's end of its socket."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = messages.pair()
         self.slept: list[float] = []
         self.share = 0.25
         self._copier = Copier(theirs, self.slept.append, lambda: self.share)
@@ -37,11 +37,16 @@ class Line:
 
     def begin(self, order: Order) -> dict[str, Any]:
         send_order(self.socket, order)
-        return check(receive(self.socket)[0])
+        return self._answer()
 
     def ask(self, **request: object) -> dict[str, Any]:
-        send(self.socket, request)
-        return check(receive(self.socket)[0])
+        messages.send(self.socket, request)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        received = messages.receive(self.socket)
+        assert received is not None
+        return check(received[0])
 
 
 @pytest.fixture
@@ -132,13 +137,13 @@ def test_a_process_that_gives_way_runs_only_when_no_other_wants_the_processor() 
 
 
 def test_it_ends_in_the_midst_of_a_long_pause_with_its_daemon(source: int) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = messages.pair()
     with theirs:
         thread = threading.Thread(target=Copier(theirs).serve)
         thread.start()
         send_order(ours, Order(Task.of_file(3 * PIECE_BYTES), [source]))
-        check(receive(ours)[0])
-        send(ours, {"do": "go", "nbytes": PIECE_BYTES, "bytes_per_s": 0.001})
+        assert messages.receive(ours) == ({"done": 0}, [])
+        messages.send(ours, {"do": "go", "nbytes": PIECE_BYTES, "bytes_per_s": 0.001})
         ours.close()
         thread.join(20)
         assert not thread.is_alive()

@@ -55,7 +55,7 @@ class Depot:
     def end(self) -> None:
         self.copiers.close()
         for process in self.processes:
-            process._process.wait(10)
+            process.wait(10)
         os.close(self.source)
         os.close(self.target)
 
@@ -163,7 +163,7 @@ def test_the_task_of_a_copier_that_is_killed_is_done_again_in_the_daemon(
         assert depot.carry() == depot.expected
         os.kill(depot.processes[0].pid, signal.SIGKILL)
         if when == "idle":
-            depot.processes[0]._process.wait()
+            depot.processes[0].wait()
     killed: list[int] = []
     done: list[int] = []
 
@@ -206,7 +206,7 @@ def test_a_report_that_raises_ends_the_task_and_its_copier(depot: Depot) -> None
 
     with pytest.raises(ZeroDivisionError):
         depot.carry(stop)
-    assert depot.processes[0]._process.wait(10) == 0
+    assert depot.processes[0].wait(10) == 0
 
 
 def test_all_end_with_their_daemon(depot: Depot) -> None:
@@ -214,6 +214,14 @@ def test_all_end_with_their_daemon(depot: Depot) -> None:
     os.kill(depot.processes[0].pid, signal.SIGSTOP)  # one that is stopped ends, too
     depot.copiers.close()
     depot.copiers.close()
-    assert depot.processes[0]._process.wait(10) == -signal.SIGKILL
+    assert depot.processes[0].wait(10) == -signal.SIGKILL
     assert depot.carry() == depot.expected, "as a task that began before the end"
-    assert depot.processes[1]._process.wait(10) == 0
+    assert depot.processes[1].wait(10) == 0
+
+
+def test_a_copier_that_cannot_notice_the_end_of_its_daemon_ends_with_it(depot: Depot) -> None:
+    assert depot.carry() == depot.expected
+    (process,) = depot.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    process._child.lifeline.close()  # as the kernel closes it when a daemon is killed
+    assert process.wait(20) == -signal.SIGKILL

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 #: Long to import, and of use to some commands only.
-HEAVY = {"grpc", "rich", "yaml", "asyncio", "importlib.metadata", "trims_predictors", "trims_bench", "urllib.request"}
+HEAVY = {
+    "grpc", "rich", "yaml", "asyncio", "importlib.metadata", "msgspec", "trims_predictors", "trims_bench",
+    "urllib.request",
+}  # fmt: skip
 
 
 def test_a_command_asks_the_daemon_of_its_runtime_folder(daemon: Daemon, folder: Path) -> None:

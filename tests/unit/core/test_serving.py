@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from trims.core import serving as before
-from trims.manifests import serving
+from trims.manifests import predictor, serving
 
 
-def test_a_name_is_found_where_it_was_before() -> None:
-    name = "TensorType"
-    assert getattr(before, name) is getattr(serving, name)
+@pytest.mark.parametrize(
+    ("name", "module"), [("TensorType", serving), ("PredictorSettings", predictor), ("parse_predictor", predictor)]
+)
+def test_a_name_is_found_where_it_was_before(name: str, module: object) -> None:
+    assert getattr(before, name) is getattr(module, name)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

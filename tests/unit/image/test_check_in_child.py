@@ -39,7 +39,7 @@ def test_a_large_image_that_is_wrong_is_found_out_by_the_child(tmp_path: Path) -
 def test_a_child_that_cannot_finish_a_check_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = an_image(tmp_path, MANY)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ConversionError, match="the process that checks an image ended with status 1"):
+    with pytest.raises(ConversionError, match="the process that checks an image exited with status 1"):
         checked(path)
     monkeypatch.setattr(check_in_child, "_TIME_S", 0.01)
     (tmp_path / "sleeps").write_text("#!/bin/sh\nexec sleep 60\n")

@@ -1,78 +1,94 @@
-"""Fields of a manifest: each kind takes what it should, and says what is wrong with anything else."""
+"""Mappings as structs: what is wrong with one is named by its place, with the value and what to write."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from msgspec import Struct
 
 from trims.core.errors import ManifestError
-from trims.manifests.fields import CALL, Fields, parse_package
-
-WORD = re.compile(r"[a-z]+\Z")
+from trims.manifests.fields import CALL, about, check_inside, matching, one_of, parse, written
 
 
-def fields(**given: Any) -> Fields:
-    return Fields(given, "here")
+def _halved(raw: Any, where: str) -> int:
+    if raw == "odd":
+        raise ValueError("is odd; write an even number")
+    if raw == "wrong":
+        raise ManifestError(f"{where} is wrong")
+    return int(raw) // 2
 
 
-def test_a_whole_number_has_a_range() -> None:
-    assert fields().count("n", 3) == 3
-    assert fields(n=0).count("n", 3) == 0
-    for wrong in (-1, 11, 1.0, True, "1"):
-        with pytest.raises(ManifestError, match="here: 'n' must be a whole number from 0 to 10"):
-            fields(n=wrong).count("n", 3, most=10)
+class Inner(Struct, frozen=True, forbid_unknown_fields=True):
+    size: Annotated[int, about("", ge=1, le=9)] | None = None
+    half: Annotated[int, written(_halved, {"type": "integer"})] = 0
+    flag: bool = False
 
 
-def test_a_list_of_texts_follows_a_pattern() -> None:
-    assert fields().texts("t", pattern=WORD, hint="a word") == ()
-    assert fields(t=["a", "b"]).texts("t", pattern=WORD, hint="a word") == ("a", "b")
-    for wrong in ("a", [1], ["A"], {"a": 1}):
-        with pytest.raises(ManifestError, match="here: 't'"):
-            fields(t=wrong).texts("t", pattern=WORD, hint="a word")
+class Outer(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, matching(r"^[a-z]+\Z", "small letters")]
+    kind: Annotated[str, one_of(("a", "b"))] = "a"
+    inner: Inner | None = None
+    each: tuple[Inner, ...] = ()
+    more: dict[str, Any] = {}
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "b" and self.text:
+            raise ValueError("has both 'b' and 'text'; leave one out")
 
 
-def test_what_was_not_taken_is_refused() -> None:
-    given = fields(a=1, b=2)
-    assert given.take("a") == 1
-    with pytest.raises(ManifestError, match="unknown field 'b'"):
-        given.done()
-    given = fields(artefact=1)
-    given.take("name"), given.take("artifact")
-    with pytest.raises(
-        ManifestError, match=r"unknown field 'artefact'; did you mean 'artifact'\? known are artifact, name"
-    ):
-        given.done()
-    with pytest.raises(ManifestError, match="must be a mapping with text keys, not list"):
-        Fields([], "here")
+def test_a_mapping_becomes_a_struct_and_null_stands_for_what_is_left_out() -> None:
+    given = {"name": "x", "kind": None, "inner": {"size": 3, "half": 8}, "each": [{"size": None}], "more": {"a": None}}
+    assert parse(Outer, given, "m") == Outer("x", "a", Inner(3, 4), (Inner(),), {"a": None})
 
 
-@pytest.mark.parametrize("call", ["a:b", "a.b_c:D"])
-def test_a_call_is_a_module_and_a_name(call: str) -> None:
-    assert CALL.match(call)
-    assert not CALL.match(call.replace(":", "."))
+_UNKNOWN = "m: inner: unknown field 'sice'; did you mean 'size'? known are flag, half, size"
 
 
-def test_a_number_is_finite_and_may_be_a_ratio() -> None:
-    assert fields().number("n", 2.0) == 2.0
-    assert (fields(n=3).number("n", 0.0), fields(n="1/4").number("n", 0.0)) == (3.0, 0.25)
-    for wrong in (True, "x", "1/0", float("inf"), float("nan"), [1]):
-        with pytest.raises(ManifestError, match="here: 'n' must be a finite number"):
-            fields(n=wrong).number("n", 0.0)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "X"}, "m: name: is 'X'; write small letters"),
+        ({"name": "x\n"}, r"m: name: is 'x\n'; write small letters"),
+        ({}, "m: the field 'name' is missing; write small letters"),
+        ({"name": "x", "kind": "c"}, "m: kind: is 'c'; write one of a, b"),
+        ({"name": "x", "text": 1}, "m: text: is 1; write text, in quotes"),
+        ({"name": "x", "inner": 1}, "m: inner: is 1; write a mapping with text keys"),
+        ({"name": "x", "inner": {"size": True}}, "m: inner.size: is True; write a whole number from 1 to 9"),
+        ({"name": "x", "inner": {"flag": None}}, "m: inner.flag: is None; write true or false"),
+        ({"name": "x", "inner": {"half": "odd"}}, "m: inner.half: is odd; write an even number"),
+        ({"name": "x", "inner": {"half": "wrong"}}, "m: inner.half is wrong"),
+        ({"name": "x", "each": {}}, "m: each: is {}; write a list"),
+        ({"name": "x", "each": [{}, {"size": 10}]}, "m: each[1].size: is 10; write a whole number from 1 to 9"),
+        ({"name": "x", "more": {1: 2}}, "m: more: is {1: 2}; write a mapping with text keys"),
+        ({"name": "x", "kind": "b", "text": "t"}, "m: has both 'b' and 'text'; leave one out"),
+        ({"name": "x", "inner": {"sice": 1}}, _UNKNOWN),
+        ({"name": "x", 1: 2}, "m: unknown field 1; known are each, inner, kind, more, name, text"),
+        ([], "m: is []; write a mapping with text keys"),
+    ],
+)  # fmt: skip
+def test_the_error_names_place_value_and_remedy(given: Any, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse(Outer, given, "m")
+    assert str(caught.value) == message.replace(r"\n", "\\n")
 
 
-def test_a_list_of_numbers_may_be_one_number() -> None:
-    assert fields().numbers("n") == ()
-    assert (fields(n=0.5).numbers("n"), fields(n=[1, "1/2"]).numbers("n")) == ((0.5,), (1.0, 0.5))
-    for wrong in ([], [None], "x", {"a": 1}):
-        with pytest.raises(ManifestError, match="here: 'n'"):
-            fields(n=wrong).numbers("n")
+def test_a_place_inside_a_part_is_told_from_the_part() -> None:
+    with pytest.raises(ManifestError, match=r"m: steps\[0\]\.size: is 0"):
+        parse(Inner, {"size": 0}, "m: steps[0]")
 
 
-def test_a_file_in_a_package_stays_there() -> None:
-    assert parse_package(None, "here") is None
-    assert parse_package({"name": "a.b", "path": "c/d"}, "here") == ("a.b", "c/d")
-    for wrong in ({"name": "a"}, {"name": "1", "path": "c"}, {"name": "a", "path": "../c"}, "a"):
-        with pytest.raises(ManifestError, match="here"):
-            parse_package(wrong, "here")
+def test_a_path_stays_in_its_folder() -> None:
+    assert check_inside("a/b") == "a/b"
+    for wrong in ("../a", "a/../../b", "/a", "", "a\\..\\..", "a\0"):
+        with pytest.raises(ValueError, match="leaves its folder"):
+            check_inside(wrong)
+
+
+def test_a_call_is_a_module_and_a_name() -> None:
+    import re
+
+    for call in ("a:b", "a.b_c:D"):
+        assert re.match(CALL, call)
+        assert not re.match(CALL, call.replace(":", "."))

@@ -1,99 +1,46 @@
-"""Requests as a manifest describes them."""
+"""Tensors that go in and come out: which shapes they admit, and which no request can have."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 
-import jsonschema
 import pytest
 
 from trims.core.errors import ManifestError
-from trims.manifests.manifest import parse_manifest
-from trims.manifests.serving import ITEM_BYTES, PredictorSettings, TensorType, parse_predictor, parse_tensors
+from trims.manifests.serving import ANY_RANK, TensorType, check_tensors
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "manifests" / "schema.json").read_text())
-PREDICTOR = {
-    "call": "m:Class", "options": {"a": 1}, "preload": ["scipy.ndimage"], "instances": 2, "threads": 1,
-    "max_batch_size": 8, "batch_delay_s": 0.01, "keep_alive_s": 60, "deadline_s": 5.5,
-}  # fmt: skip
-X = {"name": "x", "dtype": "FP32", "shape": [-1, 3]}
-
-
-def manifest(**fields: Any) -> dict[str, Any]:
-    return {"name": "m", "artifact": {"path": "m.safetensors"}, **fields}
-
-
-def test_everything_a_manifest_may_say_of_its_predictor_is_read() -> None:
-    whole = manifest(predictor=PREDICTOR, inputs=[X], outputs=[{**X, "name": "y", "dtype": "BYTES", "shape": []}])
-    jsonschema.validate(whole, SCHEMA)
-    found = parse_manifest(whole)
-    assert found.predictor == PredictorSettings("m:Class", {"a": 1}, ("scipy.ndimage",), 2, 1, 8, 0.01, 60.0, 5.5)
-    assert found.inputs == (TensorType("x", "FP32", (-1, 3)),)
-    assert found.outputs == (TensorType("y", "BYTES", ()),)
-
-
-def test_a_manifest_need_not_say_anything() -> None:
-    assert parse_predictor(None, "m") == PredictorSettings()
-    assert parse_tensors(None, "m: inputs") == ()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"predictor": {"call": "no_colon"}},
-        {"predictor": {"preload": ["a b"]}},
-        {"predictor": {"preload": "torch"}},
-        {"predictor": {"instances": 0}},
-        {"predictor": {"hot": 65}},
-        {"predictor": {"threads": -1}},
-        {"predictor": {"max_batch_size": 1.5}},
-        {"predictor": {"keep_alive_s": -1}},
-        {"predictor": {"unknown": 1}},
-        {"predictor": {"function": "no_colon"}},
-        {"predictor": {"name": "two words"}},
-        {"predictor": {"call": "m:C", "name": "n"}},
-        {"predictor": {"function": "m:f", "name": "n"}},
-        {"predictor": []},
-        {"inputs": {"x": "FP32"}},
-        {"inputs": [{**X, "dtype": "F32"}]},
-        {"inputs": [{**X, "shape": [-2]}]},
-        {"inputs": [{**X, "shape": [1.5]}]},
-        {"inputs": [{**X, "shape": None}]},
-        {"inputs": [{**X, "shape": [1] * 33}]},
-        {"inputs": [{"dtype": "FP32", "shape": []}]},
-        {"outputs": [{**X, "more": 1}]},
-    ],
-)
-def test_what_is_wrong_is_refused_by_the_parser_and_by_the_schema(fields: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError):
-        parse_manifest(manifest(**fields))
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(manifest(**fields), SCHEMA)
-
-
-def test_a_predictor_is_a_class_a_function_or_an_installed_one() -> None:
-    for stated in ({"call": "m:Class"}, {"function": "m:function"}, {"name": "my-predictor"}):
-        jsonschema.validate(manifest(predictor=stated), SCHEMA)
-        ((key, value),) = stated.items()
-        assert getattr(parse_predictor(stated, "m"), key) == value
-    with pytest.raises(ManifestError, match="m: predictor has call and function; state one of them"):
-        parse_predictor({"call": "m:C", "function": "m:f"}, "m")
-
-
-def test_a_name_stands_for_one_tensor() -> None:
-    with pytest.raises(ManifestError, match="'x' is there twice"):
-        parse_tensors([X, X], "m: inputs")
+X = TensorType("x", "FP32", (-1, 3))
 
 
 def test_a_shape_admits_any_length_where_it_says_so() -> None:
-    kind = TensorType("x", "FP32", (-1, 3))
-    assert kind.admits((7, 3))
-    assert not kind.admits((7, 4))
-    assert not kind.admits((3,))
+    assert X.admits((7, 3))
+    assert not X.admits((7, 4))
+    assert not X.admits((3,))
 
 
-def test_every_data_type_of_the_schema_is_known() -> None:
-    known = SCHEMA["properties"]["inputs"]["items"]["properties"]["dtype"]["enum"]
-    assert set(known) == set(ITEM_BYTES)
+def test_tensors_of_a_predictor_are_such_as_requests_may_have() -> None:
+    check_tensors([X, TensorType("y", "BYTES", (ANY_RANK,))], "m")
+
+
+@pytest.mark.parametrize(
+    "wrong", [("", "FP32", ()), (1, "FP32", ()), ("x", "F32", ()), ("x", [], ()), ("x", "FP32", (-3,)),
+              ("x", "FP32", ("a",)), ("x", "FP32", (True,)), ("x", "FP32", (1,) * 33)],
+)  # fmt: skip
+def test_a_tensor_that_no_request_can_have_is_refused(wrong: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(ManifestError, match=r"m\[1\]: .*is no tensor: it needs a name"):
+        check_tensors([X, TensorType(*wrong)], "m")
+
+
+def test_a_name_stands_for_one_tensor() -> None:
+    with pytest.raises(ManifestError, match="m: 'x' is there twice"):
+        check_tensors([X, X], "m")
+
+
+def test_predictors_and_converters_need_no_msgspec_in_their_environments() -> None:
+    names = "trims_predictors.worker.worker, trims_predictors.transforms.pipeline, trims_predictors.transforms.chain"
+    program = (
+        f"import sys; sys.modules['msgspec'] = None; import {names}, trims.formats.base, trims.formats.conversion.child"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from trims.process.python import run_code, run_module
+from trims.process.python import run_code, run_module, run_ours, variables_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,3 +39,23 @@ def test_flags_and_another_interpreter_stand_before_the_program(folder: Path) ->
     assert _run(command, folder) == ["__main__", [], ["ignore"]]
     assert run_module("m", "x", python="/usr/bin/python3")[0] == "/usr/bin/python3"
     assert run_module("m", "x")[-2:] == ["m", "x"]
+
+
+def test_a_program_of_ours_runs_by_itself_and_sees_our_packages_alone(folder: Path) -> None:
+    package = folder / "packages" / "apart"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "child.py").write_text(
+        "import importlib.util, json, sys\n"
+        "def main():\n"
+        "    print(json.dumps([__name__, sys.argv, sys.path, bool(importlib.util.find_spec('beside'))]))\n"
+    )
+    (package.parent / "beside.py").write_text("")
+    command = run_ours("apart.child", "a", "b c", packages={"apart": str(package)}, flags=("-I", "-S"))
+    assert _run(command, folder) == ["apart.child", ["apart.child", "a", "b c"], False]
+
+
+def test_another_interpreter_is_not_led_to_the_packages_of_this_one() -> None:
+    given = {"PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "PYTHONHOME": "/ours", "HOME": "/home"}
+    assert variables_for("/other/python", given) == {"HOME": "/home"}
+    assert variables_for("", given) == given

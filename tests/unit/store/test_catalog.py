@@ -218,7 +218,7 @@ def test_a_catalog_gets_a_table_that_it_lacks_or_on_a_full_disk_does_without(
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("DROP TABLE signatures")
     with monkeypatch.context() as patched:
-        patched.setattr("trims.store.catalog.is_frozen", lambda db: True)
+        patched.setattr("trims.store.catalog_file.is_frozen", lambda db: True)
         full = Catalog(path)
         full.remember_signature("k", "text")
         full.remember_digests("/a", "1:2:3", "b3", None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 from store_parts import resolved
 
 from trims.core.residency.events import KeepAlive
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def _with(converted: bool = False, **residency: object) -> Resolved:
     plain = resolved()
-    manifest = replace(plain.manifest, residency=replace(plain.manifest.residency, **residency))  # type: ignore[arg-type]
+    manifest = structs.replace(plain.manifest, residency=structs.replace(plain.manifest.residency, **residency))
     return replace(plain, manifest=manifest, converted=converted)
 
 

@@ -31,6 +31,7 @@ from trims.memory.shm import PosixShm
 from trims.store import shell as module
 from trims.store.fill.runner import Runner
 from trims.store.pending_requests import Granted, Loaded, Outcome, PendingRequest
+from trims.store.session_notices import SessionNotices
 from trims.store.shell import Shell
 from trims.store.watchers import Watchers
 from trims.testing.tiers import an_image
@@ -71,6 +72,7 @@ class Bench:
             self.residency,
             self.runner,
             Watchers(self.counters),
+            SessionNotices(),
             self.counters,
             verify=True,
             clock=lambda: self.now,
@@ -252,7 +254,9 @@ def test_a_lease_is_looked_up_only_for_the_session_that_has_it(bench: Bench) -> 
 def test_a_lease_whose_memory_is_lost_is_told_without_the_lock(bench: Bench) -> None:
     granted = bench.opened()
     lost: list[tuple[int, str, bool]] = []
-    bench.shell.lost = lambda lease, why: lost.append((lease.number, why, bench.shell.lock.locked()))
+    bench.shell.notices.subscribe_to_losses(
+        lambda lease, why: lost.append((lease.number, why, bench.shell.lock.locked()))
+    )
     bench.shell.feed(PlaceLost(at_s=2.0, place=CPU, reason="its keeper has ended"))
     assert lost == [(granted.lease, "its keeper has ended", False)]
     assert bench.counters["leases_lost"] == 1

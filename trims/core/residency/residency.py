@@ -107,7 +107,10 @@ class Residency:
         self.demand = self._ledger.demand
         self.tenancy = self._ledger.tenancy
         self.draining = False
-        self._handlers: dict[type[Event], Callable[..., None]] = {
+        self._handlers = self._handlers_by_event()
+
+    def _handlers_by_event(self) -> dict[type[Event], Callable[..., None]]:
+        return {
             Requested: self._admission.request,
             Closed: self._lease_closed,
             SessionEnded: self._session_ended,

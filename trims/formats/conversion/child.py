@@ -1,7 +1,7 @@
 """The child's half of a conversion: what runs in the converter process.
 
 Started by `trims.formats.conversion.child_process` in whatever environment a manifest asks for: standard library only
-until the requested converter imports its framework. Requests come one at a time over a socket; the answer is one frame:
+until the requested converter imports its framework. Requests come one at a time over a socket; the answer is
 `{"error": code, "message": ...}` or the result. The process ends with its socket, or is killed, and all that it has
 started ends with it.
 """
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ConversionError, NotSupportedError, TrimsError
 from trims.formats.base import Artifact
-from trims.formats.conversion.child_process import FRAME
 from trims.image.descriptors import explain_descriptors
 from trims.image.modules_beside import load_name
 from trims.memory.shortage import lacks_memory
+from trims.process import messages
 from trims.process.forks import parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims.process.packages import install_words
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _PROGRESS_STEP_BYTES = 4 << 20
 #: Characters of an error: names out of an artifact may be of any length.
 _MAX_MESSAGE = 10_000
+#: Bytes of a request, which the daemon sends.
+_MOST_BYTES = 1 << 30
 _MAX_WARNINGS, _MAX_WARNING = 20, 1000
 
 
@@ -73,7 +75,7 @@ class Child:
 
     def _next(self) -> tuple[dict[str, Any], list[int]] | None:
         with parent_only(self._own):  # a handler of signals may fork while nothing is asked
-            return self._receive()
+            return messages.receive(self._door, long_bytes=_MOST_BYTES)
 
     def _carry_out(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         do: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]
@@ -98,18 +100,7 @@ class Child:
             self._send({"progress": done_bytes})
 
     def _send(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode()
-        self._door.sendall(FRAME.pack(len(text)) + text)
-
-    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the next request and the descriptors that came with it; None at the end."""
-        data, fds, _, _ = socket.recv_fds(self._door, FRAME.size, 4)
-        while len(data) < FRAME.size or len(data) < FRAME.size + FRAME.unpack_from(data)[0]:
-            more = self._door.recv(1 << 16)
-            if not more:
-                return None
-            data += more
-        return json.loads(data[FRAME.size :]), list(fds)
+        messages.send(self._door, message, long=True)
 
 
 class _Lent(importlib.abc.MetaPathFinder):
@@ -191,8 +182,8 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Entry of the child, which does not return. Arguments: package folder, socket, lifeline, limits as JSON."""
-    door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    """Entry of the child, which does not return. Arguments: those of its ties, limits as JSON."""
+    door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[4]), json.loads(sys.argv[5])
     depend_on(lifeline)  # even a thread that is stuck in C ends with the daemon
     os.set_inheritable(lifeline, False)
     os.set_inheritable(door_fd, False)

@@ -1,9 +1,9 @@
 """The parent's half of a converter child: start it, talk to it, and outlive whatever it does.
 
 The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how
-it dies is found out from the kernel and reported in one sentence. When the parent dies, a pipe that only the parent
-held hangs up and the kernel kills the child's whole process group: no thread and no cooperation needed. Temporary
-files it makes lie in a folder that the parent removes, or the next daemon's sweep (`scratch`).
+it dies is found out from the kernel and reported in one sentence. When the parent dies, the kernel kills the child's
+whole process group (see `trims.process.child`). Temporary files it makes lie in a folder that the parent removes, or
+the next daemon's sweep (`scratch`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ import json
 import logging
 import os
 import select
-import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import trims
 from trims.core.errors import (
     ArtifactError,
+    BadMessageError,
     CapacityError,
     ConversionError,
     ImageError,
+    LostPeerError,
     NotSupportedError,
     TrimsError,
 )
@@ -37,9 +35,10 @@ from trims.environments.environment_store import hold
 from trims.formats.conversion.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.memory.shortage import killed_words, tells_of_memory
-from trims.process.lifeline import Lifeline
-from trims.process.python import run_code
-from trims.process.scheduling_class import CHANGE_PAUSE_S, GIVES_WAY, weigh
+from trims.process import messages
+from trims.process.child import Child, Ties, exit_words
+from trims.process.python import run_ours, variables_for
+from trims.process.scheduling_class import CHANGE_PAUSE_S, GIVES_WAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,23 +47,11 @@ if TYPE_CHECKING:
     from trims.formats.base import Limits
 
 log = logging.getLogger(__name__)
-FRAME = struct.Struct("<I")
-#: Largest frame, in bytes, that is parsed in this process, where other threads must not be held up.
-MAX_FRAME_BYTES = 256 << 10
+#: Largest message, in bytes, that is parsed in this process, where other threads must not be held up.
+MAX_MESSAGE_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 #: Seconds from a hang-up of the socket to the end of the process: the time that a dying process takes.
 _BURIAL_S = 5.0
-#: The package is loaded from its own folder, whatever else lies beside it, so that a child in another environment sees
-#: trims and that environment's packages, never ours.
-_BOOTSTRAP = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("trims", sys.argv[1] + "/__init__.py",
-                                              submodule_search_locations=[sys.argv[1]])
-sys.modules["trims"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["trims"])
-from trims.formats.conversion.child import main
-main()
-"""
 _REPLIES: dict[str, type[TrimsError]] = {
     cls.code: cls for cls in (ArtifactError, CapacityError, ConversionError, ImageError, NotSupportedError)
 }
@@ -100,10 +87,9 @@ class LimitedChild:
         self._left_s = limits.time_s
         self._stderr_tail = b""
         self._stderr_open = True
-        self._unread = b""
         self._why_stopped: str | None = None
         self._gives_way, self._told = False, False
-        self._lock = threading.Lock()
+        self._weighing = threading.Lock()
         config = {
             "memory_bytes": limits.memory_bytes + free_bytes,
             "paths": [os.fspath(path) for path in extra_paths],
@@ -119,37 +105,20 @@ class LimitedChild:
         with contextlib.ExitStack() as undo:
             self._scratch = Scratch()
             undo.callback(self._scratch.remove)
-            self._socket, theirs = socket.socketpair()
-            undo.callback(self._socket.close)
-            undo.enter_context(theirs)
             self._hold = hold(python)
             undo.callback(self._let_go)
-            self._lifeline = Lifeline()
-            undo.callback(self._lifeline.close)
-            self._process = self._start(python, [theirs.fileno(), self._lifeline.fileno()], config)
-            undo.callback(self._end)
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._child = self._start(python, Ties(), config)
+            undo.callback(self._child.close)
+            self._pidfd = self._child.watch()
             undo.pop_all()
-        self._lifeline.given()
-        theirs.close()
 
-    def _start(self, python: Path | None, fds: list[int], config: dict[str, Any]) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "TMPDIR": self._scratch.path}
-        if python is not None and os.fspath(python) != sys.executable:
-            for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
-                environment.pop(ours, None)
-        package = os.path.dirname(os.path.abspath(trims.__file__))
-        command = run_code(_BOOTSTRAP, package, *map(str, fds), json.dumps(config), python=python or "")
+    def _start(self, python: Path | None, ties: Ties, config: dict[str, Any]) -> Child:
+        other = "" if python is None or os.fspath(python) == sys.executable else python
+        environment = {**variables_for(other), "TMPDIR": self._scratch.path}
+        module = "trims.formats.conversion.child"
+        command = run_ours(module, *ties.arguments, json.dumps(config), python=python or "")
         try:
-            return subprocess.Popen(
-                command,
-                pass_fds=fds,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            return Child(command, ties, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
             if lacks_descriptors(error):
                 raise
@@ -183,13 +152,12 @@ class LimitedChild:
             self._left_s -= time.monotonic() - began
 
     def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
-        text = json.dumps(message).encode()
-        data = FRAME.pack(len(text)) + text
         try:
-            sent = socket.send_fds(self._socket, [data], list(fds))
-            self._socket.sendall(data[sent:])
-        except OSError:
+            messages.send(self._child.socket, message, fds, long=True)
+        except LostPeerError:
             raise self._post_mortem() from None
+        except OSError as error:
+            raise explain_descriptors(error) from error
 
     def _answer(self, deadline: float, on_progress: Callable[[int], None] | None) -> dict[str, Any]:
         while True:
@@ -202,25 +170,19 @@ class LimitedChild:
                 return frame
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        """Return the next frame."""
+        """Return the next message."""
         while True:
-            frame = self._take_frame()
-            if frame is not None:
-                return frame
             ready = self._poll(deadline)
-            if self._socket.fileno() in ready:
-                data = self._read_socket()
-                if not data:
-                    raise self._post_mortem()
-                self._unread += data
-            elif self._pidfd in ready:
+            if self._child.socket.fileno() in ready:
+                return self._read()
+            if self._pidfd in ready:
                 raise self._post_mortem()
 
     def _poll(self, deadline: float) -> set[int]:
-        assert self._process.stderr is not None
-        stderr = self._process.stderr.fileno()
+        assert self._child.stderr is not None
+        stderr = self._child.stderr.fileno()
         poll = select.poll()
-        for fd in (self._socket.fileno(), self._pidfd, *([stderr] if self._stderr_open else [])):
+        for fd in (self._child.socket.fileno(), self._pidfd, *([stderr] if self._stderr_open else [])):
             poll.register(fd, select.POLLIN)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -234,31 +196,19 @@ class LimitedChild:
             self._drain_stderr()
         return ready
 
-    def _read_socket(self) -> bytes:
+    def _read(self) -> dict[str, Any]:
         try:
-            return self._socket.recv(1 << 16)
-        except ConnectionResetError:
-            return b""
-
-    def _take_frame(self) -> dict[str, Any] | None:
-        if len(self._unread) < FRAME.size:
-            return None
-        (length,) = FRAME.unpack_from(self._unread)
-        if length > MAX_FRAME_BYTES:
-            raise self._garbage(f"a message of {length} bytes")
-        if len(self._unread) < FRAME.size + length:
-            return None
-        text, self._unread = self._unread[FRAME.size : FRAME.size + length], self._unread[FRAME.size + length :]
-        try:
-            frame = json.loads(text)
-        except (ValueError, RecursionError):
-            raise self._garbage("a message that is not JSON") from None
-        if not isinstance(frame, dict):
-            raise self._garbage("a message that is not a JSON object")
-        return frame
+            received = messages.receive(self._child.socket, long_bytes=MAX_MESSAGE_BYTES)
+        except BadMessageError as error:
+            raise self._garbage(f"what is no message ({error})") from None
+        if received is None:
+            raise self._post_mortem()
+        message, fds = received
+        messages.close_all(fds)
+        return message
 
     def size_of(self, frame: dict[str, Any], field: str) -> int:
-        """Return a size out of a frame. Raises ConversionError if it cannot be one."""
+        """Return a size out of a message. Raises ConversionError if it cannot be one."""
         size = frame.get(field)
         if type(size) is not int or not 0 <= size < 1 << 50:
             raise self._garbage(f"{field} = {size!r}"[:200])
@@ -292,17 +242,11 @@ class LimitedChild:
             return ConversionError(f"{self.what}: the child process hung up without an answer{words}")
         if tells_of_memory(tail):
             return self._memory_error(tail)
-        return ConversionError(f"{self.what}: the child process {_death(self._exit_status())}{words}")
-
-    def _exit_status(self) -> int:
-        """Return the exit code, or minus the signal. Leaves the zombie, which keeps the process group's number ours."""
-        found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
-        assert found is not None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return ConversionError(f"{self.what}: the child process {_death(self._child.exit_status())}{words}")
 
     def _drain_stderr(self) -> None:
-        assert self._process.stderr is not None
-        fd = self._process.stderr.fileno()
+        assert self._child.stderr is not None
+        fd = self._child.stderr.fileno()
         os.set_blocking(fd, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, 1 << 16):
@@ -319,15 +263,14 @@ class LimitedChild:
 
     def _tell_kernel(self) -> None:
         """Set the weight of the child's session. What the kernel puts off is done while its answer is waited for."""
-        wanted = self._gives_way
-        with self._lock:
-            if self._process.returncode is None:  # else the number may be another process's
-                try:
-                    weigh(self._process.pid, GIVES_WAY if wanted else 0)
-                except BlockingIOError:
-                    return
-                except OSError as error:
-                    log.debug("%s: its child cannot give way: %s", self.what, error)
+        with self._weighing:
+            wanted = self._gives_way
+            try:
+                self._child.weigh(GIVES_WAY if wanted else 0)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("%s: its child cannot give way: %s", self.what, error)
             self._told = wanted
 
     def cancel(self, why: str) -> None:
@@ -337,19 +280,14 @@ class LimitedChild:
 
     def kill(self) -> None:
         """Kill the child and all it started. Idempotent, from any thread."""
-        with self._lock:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._child.kill()
 
     def close(self) -> None:
         """Kill and reap the child and remove what it left. Not while a request runs; idempotent."""
         if self._pidfd >= 0:
-            self._end()
+            self._child.close()
             os.close(self._pidfd)
             self._pidfd = -1
-            self._lifeline.close()
-            self._socket.close()
             self._scratch.remove()
             self._let_go()
 
@@ -358,13 +296,6 @@ class LimitedChild:
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
-
-    def _end(self) -> None:
-        self.kill()
-        with self._lock:
-            self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
 
 
 def _origin(name: str) -> tuple[str, str] | None:
@@ -378,6 +309,4 @@ def _raised_by(setting: str) -> str:
 
 
 def _death(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit code {status} and without an answer"
-    return f"was killed by {signal.Signals(-status).name}{killed_words() if -status == signal.SIGKILL else ''}"
+    return f"{exit_words(status, killed_words())}{'' if status < 0 else ' and without an answer'}"

@@ -120,4 +120,4 @@ class Fills:
     def _tell_readers(self, event: Filled) -> None:
         """Notify sessions that read an image from disk that it lies in shared memory now: they may move there."""
         for session in self._shell.upgradable(event.key):
-            self._shell.upgraded(session, event.key)
+            self._shell.notices.upgraded(session, event.key)

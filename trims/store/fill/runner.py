@@ -10,71 +10,52 @@ import logging
 import sys
 import threading
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.background.rate_limit import Behind, RateLimiter
+from trims.background.rate_limit import RateLimiter
 from trims.core.errors import (
-    CapacityError,
     ImageError,
     InternalError,
     LostPeerError,
-    NoSpaceError,
     TrimsError,
-    is_system_error,
 )
 from trims.core.place import DISK, FILE
 from trims.core.policy import capacity_errors
 from trims.core.residency.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.formats.conversion.conversion import start_conversion
 from trims.image.descriptors import explain_descriptors
-from trims.store.fill.copying import Copier, RealHostBytes
+from trims.store.fill.copying import RealHostBytes
+from trims.store.fill.freeing import Freeing
+from trims.store.fill.image_maker import BrokenSourceError, ImageMaker
 from trims.store.fill.plans import SHUTTING_DOWN, Plans
-from trims.store.work import BEHIND, LAST, PoolsByMount, Slots, thread_pool
-from trims.tiers.base import DeviceTier, InPlaceTier
+from trims.store.fill.sealed_replicas import SealedReplicas
+from trims.store.fill.verification_queue import VerificationQueue
+from trims.store.fill.workers import Workers
+from trims.store.work import Slots, thread_pool
 from trims.tiers.reading import read_ahead
-from trims.trace.spans import span
+from trims.trace.spans import span, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from trims.background.task import Order
     from trims.core.place import Place
     from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
     from trims.formats.conversion.conversion import Conversion
     from trims.store.fill.copying import HostBytes
+    from trims.store.fill.image_maker import Progress
     from trims.store.resolve.resolver import Resolved
-    from trims.store.work import Pool, Pools
-    from trims.tiers.base import Draft, Extent, Tier
+    from trims.store.work import Pool, Pools, PoolsByMount
+    from trims.tiers.base import Extent, Tier
     from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)
-#: Artifacts of one mount point whose headers are read at once, by workers of their own, and by those that looked into
-#: the files: each takes milliseconds of the interpreter lock, unless its file system hangs.
-_PLANNERS = 2
+#: Headers that those who looked into the files read at once: each takes milliseconds of the interpreter lock.
 _PLANNING_READERS = 2
 #: Seconds after which files in place are read ahead; what a session reads at once comes by its own page faults.
 _READ_AHEAD_AFTER_S = 0.01
-#: Tries of a failed free, and the seconds between two. After the last the memory counts as freed, and the log says what
-#: was left where.
-FREE_TRIES = 4
-FREE_PAUSE_S = 1.0
-#: Seconds that the end of a daemon waits for fills to stop; one may hang in a dead file system.
-END_S = 60.0
-#: Seconds that the end of a daemon waits for workers that only look at files and read their headers.
-_READERS_END_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a fill, in bytes; `total_bytes` is 0 while it is being measured."""
-
-    done_bytes: int
-    total_bytes: int
 
 
 def converter_of(limits: Limits) -> Callable[[Resolved], Conversion]:
@@ -112,7 +93,7 @@ class Runner:
         trace_of: Returns the span of a request that waits for the image of a key, if there is one that is recorded.
 
     Attributes:
-        sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
+        sealed: The memory of every sealed replica: `SealedReplicas.by_replica`.
     """
 
     def __init__(
@@ -132,66 +113,35 @@ class Runner:
         trace_of: Callable[[str], SpanContext | None] = lambda key: None,  # noqa: ARG005
     ) -> None:
         self._trace_of = trace_of
-        self._max_images = max_images
-        self._pace = pace or RateLimiter()
         self._tiers = tiers
-        files = tiers.get(FILE)
-        #: Cached check: asking an object for all that a protocol has takes longer than opening a file.
-        self._files = files if isinstance(files, InPlaceTier) else None
         self._report = report
         self._clock = clock
         self._host = host if host is not None else RealHostBytes()
         self._plans = Plans(convert, converters)
         self._stopping = threading.Event()
-        self._copier = Copier(self._host, self._stopping)
-        self._converters = pools("convert", converters, niceness=BEHIND)
-        self._new_pool = pools
-        self._planners = PoolsByMount(pools, "plan", _PLANNERS)
-        self._readers = readers or self._planners
+        self._workers = Workers(tiers, pools, workers, converters, readers)
         self._planning = Slots(_PLANNING_READERS)
-        self._copiers = pools("copy", workers, niceness=BEHIND)
-        #: Workers for fills that no request waits for: by mount point of the artifact, or "" for copies.
-        self._behind_fills: dict[str, Pool] = {}
-        self._freers = pools("free", 2, niceness=BEHIND)
-        self._verifiers = pools("verify", 1, niceness=LAST)
-        #: A device, or a tier of a plug-in, that does not answer holds up no other place: (copies, frees) of each.
-        self._apart: dict[Place, tuple[Pool, Pool]] = {
-            place: (pools(f"copy-{place}", workers), pools(f"free-{place}", 1))
-            for place, tier in tiers.items()
-            if isinstance(tier, DeviceTier) or getattr(tier, "apart", False)
-        }
-        self._converters_apart = {
-            place: pools(f"convert-{place}", converters, niceness=BEHIND)
-            for place in self._apart
-            if not isinstance(tiers[place], DeviceTier)
-        }
-        self._lock = threading.Lock()
-        self.sealed: dict[ReplicaId, Extent] = {}
-        #: Descriptors that all sealed replicas take together.
-        self._descriptors = 0
         #: Replicas whose measurement or fill no request waits for.
         self._unawaited: set[ReplicaId] = set()
+        self._maker = ImageMaker(
+            tiers, self._plans, self._host, pace or RateLimiter(),
+            is_awaited=lambda replica: replica not in self._unawaited, stopping=self._stopping,
+        )  # fmt: skip
+        self._lock = threading.Lock()
         #: Fills and measurements of `_unawaited` that have not begun, and how ordinary workers begin them.
         self._in_line: dict[ReplicaId, Callable[[], None]] = {}
         #: Tenant for which a replica is measured or filled, until that ends; none where the daemon's own user asked.
         self._tenants: dict[ReplicaId, str] = {}
-        self._progress: dict[tuple[str, Place], Progress] = {}
-        #: Replicas whose memory could not be given back: (when to try again, how often it was tried, replica).
-        self._unfreed: list[tuple[float, int, ReplicaId]] = []
-        #: Replicas whose memory is being given back, and fills that wait for a descriptor of one.
-        self._freeing: set[ReplicaId] = set()
-        self._parked: list[Callable[[], None]] = []
-        self._unverified: dict[ReplicaId, int] = {}
-        #: Replicas to be verified before they are lent, in order.
-        self._to_verify: OrderedDict[ReplicaId, tuple[Callable[[], Event], Callable[[TrimsError], Event]]]
-        self._to_verify = OrderedDict()
+        self._memory = SealedReplicas(max_images)
+        self.sealed = self._memory.by_replica
+        self._freeing = Freeing(tiers, self._memory, self._workers, clock=clock, stopping=self._stopping)
+        self._to_verify = VerificationQueue()
 
     # -- extents ---------------------------------------------------------------------------------------------------
 
     def extents(self) -> dict[ReplicaId, Extent]:
         """Return a copy of `sealed`, of one moment."""
-        with self._lock:
-            return dict(self.sealed)
+        return self._memory.extents()
 
     def was_touched(self, extent: Extent) -> bool:
         """Return whether a file of the disk tier is not as it was sealed.
@@ -207,20 +157,16 @@ class Runner:
 
     def adopt(self, replica: ReplicaId, extent: Extent) -> None:
         """Take over a replica that a tier's scan has found and whose bytes may be lent."""
-        with self._lock:
-            before = self.sealed.get(replica)
-            self.sealed[replica] = extent
-            self._descriptors += _descriptors_of(extent) - _descriptors_of(before)
+        self._memory.add(replica, extent)
 
     def progress(self, key: str, place: Place) -> Progress | None:
         """Return how far the fill is; None if none is running."""
-        return self._progress.get((key, place))
+        return self._maker.progress(key, place)
 
     @property
     def unverified_bytes(self) -> int:
         """Return the bytes that an earlier daemon left and that are still to be read and hashed."""
-        with self._lock:
-            return sum(self._unverified.values())
+        return self._to_verify.nbytes
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -229,7 +175,7 @@ class Runner:
         self._note_tenant(replica, tenant)
         plan, before = self._plans.begin(replica, resolved, gives_way=replica in self._unawaited)
         if before is not None:
-            self._freers.submit(lambda: self._plans.drop(replica, before))
+            self._workers.freers.submit(lambda: self._plans.drop(replica, before))
 
         def failed(error: TrimsError) -> Event:
             self._plans.drop(replica, plan)
@@ -240,8 +186,8 @@ class Runner:
                 nbytes = self._plans.measure(replica, plan)
                 planning.set(image_bytes=nbytes)
             descriptors = self._plans.descriptors_of(replica)
-            if descriptors > self._max_images:
-                raise capacity_errors.too_many_files(resolved.name, descriptors, self._max_images)
+            if descriptors > self._memory.most:
+                raise capacity_errors.too_many_files(resolved.name, descriptors, self._memory.most)
             return Measured(
                 at_s=self._clock(),
                 **_about(replica),
@@ -254,26 +200,26 @@ class Runner:
             with self._planning.one_of(resolved.mount) as free:
                 if free:
                     return work()
-            self._submit(self._planners.of(resolved.mount), replica, work, failed)
+            self._submit(self._workers.planners.of(resolved.mount), replica, work, failed)
             return None
 
         if resolved.converted and replica.place is not FILE:
             self._submit_conversion(resolved.mount, replica, work, failed)
-        elif self._readers is self._planners:
-            self._submit(self._planners.of(resolved.mount), replica, work, failed)
+        elif self._workers.readers is self._workers.planners:
+            self._submit(self._workers.planners.of(resolved.mount), replica, work, failed)
         else:
-            self._submit(self._readers.of(resolved.mount), replica, here_or_there, failed)
+            self._submit(self._workers.readers.of(resolved.mount), replica, here_or_there, failed)
 
     def _submit_conversion(
         self, where: str, replica: ReplicaId, work: Callable[[], Event], failed: Callable[[TrimsError], Event]
     ) -> None:
         """Have a converter process plan an image; one that no request waits for takes no converter from the others."""
-        begin = partial(self._submit, self._converters, replica, work, failed)
+        begin = partial(self._submit, self._workers.converters, replica, work, failed)
         with self._lock:  # `raise_priority` comes before this, or finds it in line
             behind = replica in self._unawaited
             if behind:
                 self._in_line[replica] = begin
-                pool = self._behind_pool(where)
+                pool = self._workers.behind(where)
 
         def in_turn() -> Event | None:
             with self._lock:
@@ -295,7 +241,7 @@ class Runner:
         """Stop planning and drop the plan: the last request for the replica is gone. Never blocks."""
         if replica in self._plans:
             self._plans.stop(replica)
-            self._freers.submit(lambda: self._plans.drop(replica))
+            self._workers.freers.submit(lambda: self._plans.drop(replica))
 
     def take_time(self, replica: ReplicaId) -> None:
         """Note that no request waits for the next fill of a replica, until its end or `raise_priority`."""
@@ -308,34 +254,27 @@ class Runner:
         A source that turns out broken is reported with ReplicaBroken first. Tenants take turns.
         """
         self._note_tenant(replica, tenant)
-        device = next((it.place for it in (replica, source) if it and it.place in self._apart), None)
         if source is None:
             pool = self._pool_of(replica)
         else:
             self.abandon(replica)  # while it was measured, the image came to lie somewhere
-            pool = self._copiers if device is None else self._apart[device][0]
+            pool = self._workers.copying(replica.place, source.place)
         where = "" if source is not None else self._plans.mount_of(replica)
+        apart = any(self._workers.is_apart(it.place) for it in (replica, source) if it is not None)
         with self._lock:  # `raise_priority` comes before this, or finds the fill in line
-            in_line = replica in self._unawaited and device is None
+            in_line = replica in self._unawaited and not apart
             if in_line:
                 self._in_line[replica] = partial(self._fill_once_there_is_a_descriptor, pool, replica, nbytes, source)
-                pool = self._behind_pool(where)
+                pool = self._workers.behind(where)
         self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source, in_line=in_line)
-
-    def _behind_pool(self, where: str) -> Pool:
-        """Return the worker for fills that no request waits for. Called under the lock."""
-        pool = self._behind_fills.get(where)
-        if pool is None:
-            pool = self._behind_fills[where] = self._new_pool("behind", 1, niceness=BEHIND)
-        return pool
 
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Return the workers for a fill from the artifact."""
         if replica.place is FILE:
-            return self._readers.of(self._plans.mount_of(replica))
+            return self._workers.readers.of(self._plans.mount_of(replica))
         if self._plans.needs_child(replica):
-            return self._converters_apart.get(replica.place, self._converters)
-        return self._apart[replica.place][0] if replica.place in self._apart else self._copiers
+            return self._workers.converting(replica.place)
+        return self._workers.copying(replica.place)
 
     def verify(self, replica: ReplicaId, extent: Extent) -> None:
         """Read and hash what an earlier daemon left, before it is lent; ends in Filled or FillFailed.
@@ -347,7 +286,7 @@ class Runner:
             proven = isinstance(error, ImageError)
             log.warning("%s is %s: %s", extent.label, "removed" if proven else "left alone", error)
             if proven:
-                self._remove(replica, extent)
+                self._freeing.remove(replica, extent)
             return self._failure(replica)(error)
 
         def work() -> Event:
@@ -356,13 +295,11 @@ class Runner:
                 self._verify(replica, extent)
                 self.adopt(replica, extent)  # first: at no moment is it neither lent nor still to be verified
             finally:
-                self._end_verification(replica)
+                self._to_verify.end(replica)
             return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - began)
 
-        with self._lock:
-            self._unverified[replica] = extent.nbytes
-            self._to_verify[replica] = (work, failed)
-        self._verifiers.submit(self._verify_first)
+        self._to_verify.add(replica, extent.nbytes, (work, failed))
+        self._workers.verifiers.submit(self._verify_first)
 
     def raise_priority(self, replica: ReplicaId) -> None:
         """Fill a replica as fast as can be: a request waits for it, or for room that its fill keeps.
@@ -372,35 +309,23 @@ class Runner:
         with self._lock:
             self._unawaited.discard(replica)
             begin = self._in_line.pop(replica, None)
-            waiting = self._to_verify.pop(replica, None)
         self._plans.raise_priority(replica)
         if begin is not None:
             begin()
-        if waiting is not None:
-            self._submit(self._copiers, replica, *waiting)
+        if (waiting := self._to_verify.take(replica)) is not None:
+            self._submit(self._workers.copiers, replica, *waiting)
 
     def verify_next(self, replica: ReplicaId) -> bool:
         """Verify a replica before others that no request waits for. Return False if it needs no verification any more.
 
         Idempotent; never blocks.
         """
-        with self._lock:
-            if replica in self._to_verify:
-                self._to_verify.move_to_end(replica, last=False)
-            return replica in self._unverified and replica not in self.sealed
+        return self._to_verify.move_up(replica) and replica not in self.sealed
 
     def _verify_first(self) -> None:
-        with self._lock:
-            if not self._to_verify:
-                return  # a request has raised its priority
-            replica, (work, failed) = self._to_verify.popitem(last=False)
-        self._guarded(replica, work, failed)
-
-    def _remove(self, replica: ReplicaId, extent: Extent) -> None:
-        try:
-            self._tiers[replica.place].free(extent)
-        except Exception:
-            log.exception("%s cannot be removed, and is left where it is", extent.label)
+        if (first := self._to_verify.pop()) is not None:  # else a request has raised its priority
+            replica, (work, failed) = first
+            self._guarded(replica, work, failed)
 
     def verify_behind(self, replica: ReplicaId, extent: Extent) -> None:
         """Read and hash what is lent already; ends in ReplicaBroken if the bytes are wrong, else in nothing."""
@@ -414,38 +339,25 @@ class Runner:
             except (OSError, TrimsError) as error:
                 log.warning("%s could not be read again: %s", extent.label, error)
             finally:
-                self._end_verification(replica)
+                self._to_verify.end(replica)
 
-        with self._lock:
-            self._unverified[replica] = extent.nbytes
-        self._verifiers.submit(work)
+        self._to_verify.add(replica, extent.nbytes)
+        self._workers.verifiers.submit(work)
 
     def _verify(self, replica: ReplicaId, extent: Extent) -> None:
         self._tiers[replica.place].verify(extent, cancelled=self._stopping)
 
-    def _end_verification(self, replica: ReplicaId) -> None:
-        with self._lock:
-            self._unverified.pop(replica, None)
-
-    def free(self, replica: ReplicaId, tries: int = 0) -> None:
+    def free(self, replica: ReplicaId) -> None:
         """Give the memory back; ends in Freed."""
-        with self._lock:
-            self._freeing.add(replica)
-        freers = self._apart[replica.place][1] if replica.place in self._apart else self._freers
-        freers.submit(lambda: self._free(replica, tries))
+        self._freeing.begin(replica, lambda: self._report(Freed(at_s=self._clock(), **_about(replica))))
 
     def try_again(self, now_s: float) -> None:
         """Try to free once more what could not be freed, if its pause is over."""
-        with self._lock:
-            due = [entry for entry in self._unfreed if entry[0] <= now_s]
-            self._unfreed = [entry for entry in self._unfreed if entry[0] > now_s]
-        for _, tries, replica in due:
-            self.free(replica, tries)
+        self._freeing.try_again(now_s)
 
     def next_due_s(self) -> float | None:
         """Return when a failed free is tried again; None if none is to be."""
-        with self._lock:
-            return min((entry[0] for entry in self._unfreed), default=None)
+        return self._freeing.next_due_s()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -453,22 +365,14 @@ class Runner:
         """Stop what is being planned, filled and verified, and wait for its end. From now on only freeing is done."""
         self._stopping.set()
         self._plans.end()
-        self._verifiers.stop()
-        copiers = [copier for copier, _ in self._apart.values()] + list(self._converters_apart.values())
-        if not all([self._readers.stop(timeout_s=_READERS_END_S), self._planners.stop(timeout_s=_READERS_END_S)]):
-            log.warning("a look at a file hangs: it is left behind")
-        for pool in (*self._behind_fills.values(), self._converters, self._copiers, *copiers):
-            if not pool.stop(timeout_s=END_S):
-                log.error("a fill hangs in a read or a write: it is left behind")
+        self._workers.finish()
         self._host.stop()
 
     def stop(self) -> None:
         """Finish, and close the tiers. Sealed replicas stay."""
         self.finish()
-        for pool in (self._freers, *(freer for _, freer in self._apart.values())):
-            if not pool.stop(timeout_s=END_S):
-                log.error("memory that hangs while it is given back is left behind")
-        self._look_again()  # no pool takes work any more: they are refused
+        self._workers.stop()
+        self._memory.begin_parked()  # no pool takes work any more: they are refused
         self._plans.close()
         for tier in self._tiers.values():
             tier.close()
@@ -494,7 +398,7 @@ class Runner:
         if event is not None:
             self._unawaited.discard(replica)
             self._tenants.pop(replica, None)
-            self._progress.pop((replica.key, replica.place), None)
+            self._maker.forget(replica)
             self._report(event)
 
     def _failure(self, replica: ReplicaId) -> Callable[[TrimsError], Event]:
@@ -518,10 +422,9 @@ class Runner:
         """
 
         def work() -> Event | None:
+            if self._memory.parks(self._plans.descriptors_of(replica), submit):
+                return None
             with self._lock:
-                if self._lacks_descriptors(replica) and self._freeing:
-                    self._parked.append(submit)
-                    return None
                 if in_line and self._in_line.pop(replica, None) is None:
                     return None
             return self._fill(replica, nbytes, source)
@@ -531,29 +434,13 @@ class Runner:
 
         submit()
 
-    def _freed_one(self, replica: ReplicaId) -> None:
-        """Let fills that waited for a descriptor look again: a free is over, whether done or given up."""
-        with self._lock:
-            self._descriptors -= _descriptors_of(self.sealed.pop(replica, None))
-            self._freeing.discard(replica)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        with self._lock:
-            parked, self._parked = self._parked, []
-        for submit in parked:
-            submit()
-
     def _serve_in_place(self, replica: ReplicaId) -> Event:
-        """Open the artifact's own files."""
         started = self._clock()
-        tier = self._files
-        assert tier is not None, "there is one tier of files"
-        with span("open.file", parent=self._trace_of(replica.key), key=replica.key[:16]):
-            extent = tier.serve(replica.key, replica.generation, self._plans.take_in_place(replica))
+        with within(self._trace_of(replica.key)):
+            extent = self._maker.serve_in_place(replica)
         self.adopt(replica, extent)
         filled_at_s = self._clock()
-        self._verifiers.submit(lambda: self._read_ahead(extent, filled_at_s))
+        self._workers.verifiers.submit(lambda: self._read_ahead(extent, filled_at_s))
         return Filled(at_s=filled_at_s, **_about(replica), cost_s=filled_at_s - started)
 
     def _read_ahead(self, extent: Extent, filled_at_s: float) -> None:
@@ -561,138 +448,21 @@ class Runner:
         self._stopping.wait(max(0.0, filled_at_s + _READ_AHEAD_AFTER_S - self._clock()))
         read_ahead(extent, self._stopping)
 
-    def _lacks_descriptors(self, replica: ReplicaId) -> bool:
-        return self._descriptors + self._plans.descriptors_of(replica) > self._max_images
-
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
-        if self._lacks_descriptors(replica):
-            needed = self._plans.descriptors_of(replica)
-            raise capacity_errors.no_descriptors(needed, self._descriptors, self._max_images)
+        self._memory.check_room(self._plans.descriptors_of(replica))
         if replica.place is FILE:
             return self._serve_in_place(replica)
         started = self._clock()
-        tier = self._tiers[replica.place]
-        name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"
-        with span(name, parent=self._trace_of(replica.key), key=replica.key[:16], image_bytes=nbytes):
-            draft, digest = self._make(tier, replica, nbytes, source)
-            try:
-                extent = tier.seal(draft, replica.key, digest)
-            except TrimsError:
-                raise
-            except OSError as error:
-                raise tier.explain(error, nbytes) from error
-            self._identify(tier, extent)
+        lent = None if source is None else self.sealed.get(source)
+        try:
+            with within(self._trace_of(replica.key)):
+                extent = self._maker.make(replica, nbytes, source, lent)
+        except BrokenSourceError as error:
+            assert source is not None, "nothing else is copied"
+            self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error.__cause__)))
+            raise error.__cause__ or error from None
         self.adopt(replica, extent)
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
-
-    def _make(self, tier: Tier, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> tuple[Draft, str]:
-        """Return a draft with the image in it, and the image's digest.
-
-        Rate-limited while no request waits for the image. Once one does, the draft is made again, without a limit.
-        """
-        behind = self._behind(replica)
-        carried = behind is not None and (source is not None or self._plans.is_carriable(replica))
-        while True:
-            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None and not carried)
-            try:
-                if source is not None:
-                    digest = self._copy(replica, draft, source, behind)
-                elif behind is not None and carried:
-                    digest = self._carry(replica, draft, behind)
-                else:
-                    digest = self._convert(replica, draft, behind)
-            except BaseException as error:
-                tier.abort(draft)
-                if is_system_error(error):
-                    raise tier.explain(error, nbytes) from error
-                if isinstance(error, NoSpaceError):  # of a device that is copied from; this place has given its room
-                    raise CapacityError(str(error)) from error
-                raise
-            if digest is not None:
-                return draft, digest
-            tier.abort(draft)
-            behind, carried = None, False
-
-    def _identify(self, tier: Tier, extent: Extent) -> None:
-        try:
-            extent.identity = self._host.identity(extent.fd)
-        except OSError:
-            tier.free(extent)
-            raise
-
-    def _carry(self, replica: ReplicaId, draft: Draft, behind: Behind) -> str | None:
-        """Have a copier put the image together. Return its digest, or None when a request starts waiting for it."""
-
-        def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
-            def tell(done_bytes: int) -> None:
-                self._tell(replica, done_bytes, draft.nbytes)
-                on_progress(done_bytes)
-
-            return behind.carry(order, tell)
-
-        digest = self._plans.carry(replica, by, draft.fd, large_pages=draft.pages is not None)
-        if digest is not None:
-            self._host.check(draft.fd, draft.nbytes)
-        return digest
-
-    def _convert(self, replica: ReplicaId, draft: Draft, behind: Behind | None) -> str:
-        def tell(done_bytes: int) -> None:
-            self._tell(replica, done_bytes, draft.nbytes)
-            if behind is not None:
-                behind.done(done_bytes)
-
-        self._plans.write(replica, draft.fd, draft.nbytes, tell)
-        self._host.check(draft.fd, draft.nbytes)  # a converter child is not trusted
-        return self._host.digest(draft.fd, draft.nbytes, behind)
-
-    def _behind(self, replica: ReplicaId) -> Behind | None:
-        """Return the rate limit of a fill that no request waits for; None if one does."""
-        if replica not in self._unawaited:
-            return None
-        return Behind(self._pace, lambda: replica not in self._unawaited or self._stopping.is_set())
-
-    def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId, behind: Behind | None) -> str | None:
-        extent = self.sealed.get(source)
-        if extent is None:
-            raise InternalError(f"{source.key[:16]} at {source.place} is borrowed but has no memory")
-        target, origin = self._tiers[replica.place], self._tiers[source.place]
-        try:
-            return self._copier.copy(
-                target,
-                draft,
-                origin,
-                extent,
-                lambda done: self._tell(replica, done, draft.nbytes),
-                behind=behind,
-            )
-        except ImageError as error:
-            self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error)))
-            raise
-
-    def _tell(self, replica: ReplicaId, done_bytes: int, total_bytes: int) -> None:
-        self._progress[replica.key, replica.place] = Progress(done_bytes, total_bytes)
-
-    def _free(self, replica: ReplicaId, tries: int) -> None:
-        with self._lock:
-            extent = self.sealed.get(replica)
-        try:
-            if extent is not None:
-                with span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):
-                    self._tiers[replica.place].free(extent)
-        except BaseException as error:
-            log.exception("%s at %s cannot be given back", replica.key[:16], replica.place)
-            if tries < FREE_TRIES and not self._stopping.is_set():
-                with self._lock:
-                    self._unfreed.append((self._clock() + FREE_PAUSE_S, tries + 1, replica))
-                return
-            label = "" if extent is None else extent.label
-            log.error("%s is left where it is and counts no more: %s", label, error)  # noqa: TRY400 - logged above
-        self._freed_one(replica)
-        self._report(Freed(at_s=self._clock(), **_about(replica)))
-
-
-def _descriptors_of(extent: Extent | None) -> int:
-    return 0 if extent is None else 1 + len(extent.pages)
 
 
 def _about(replica: ReplicaId) -> dict[str, Any]:

@@ -18,12 +18,13 @@ import os
 import stat
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
+import msgspec
 
 from trims.core.errors import (
     ArtifactChangedError,
@@ -589,7 +590,14 @@ def _is_own(file: Path) -> bool:
 
 
 def _text_of(manifest: Manifest) -> str:
-    return json.dumps(asdict(manifest), default=str, sort_keys=True)
+    """Return the text of a manifest that the catalog compares; an older daemon's is the same."""
+    return json.dumps(manifest, default=_plain, sort_keys=True)
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, msgspec.Struct):
+        return msgspec.structs.asdict(part)
+    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
 
 
 def _inside_package(package: str, path: str) -> Path:

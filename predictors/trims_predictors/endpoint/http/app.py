@@ -14,32 +14,27 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 import trims
-from trims.core.errors import BusyError, CallerError, DrainingError, TrimsError
-from trims_predictors.endpoint.bodies import TooLargeBodyError, coding_for, pack, packs, read_body, read_object
+from trims.core.errors import CallerError
+from trims_predictors.endpoint.bodies import coding_for, pack, packs, read_body, read_object
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.extensions import check_unload, extension_of_path, not_offered
+from trims_predictors.endpoint.extensions import check_unload
+from trims_predictors.endpoint.http.error_answers import add_error_answers
+from trims_predictors.endpoint.http.guard import Guard
 from trims_predictors.endpoint.http.large_responses import LargeResponse
-from trims_predictors.endpoint.http.openapi import document, is_open
+from trims_predictors.endpoint.http.openapi import document
 from trims_predictors.endpoint.http.page_routes import add_page_routes
 from trims_predictors.endpoint.http.raw_requests import NO_JSON, raw_request
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, write_answer
-from trims_predictors.endpoint.json.text import SMALL_BYTES
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.outcomes import GONE
-from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.principals import Principals, caller
 from trims_predictors.endpoint.request_limits import check_fields
-from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from trims.tenants import Tenants
     from trims_predictors.endpoint.metrics import Counting
@@ -48,18 +43,6 @@ if TYPE_CHECKING:
 
 #: Answers of more bytes are packed in a thread, and sent in pieces.
 _LARGE_BYTES = 256 << 10
-#: Hosts that a browser reaches this machine by. Another name in a request's Host is a page that had its own name point
-#: here, to have the browser of a user of this machine send requests.
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-#: Methods that change nothing. Only these are taken from a browser that says another site's page is behind them.
-_ONLY_READS = ("GET", "HEAD", "OPTIONS")
-#: Messages that replace those of Starlette's own refusals.
-_WORDS = {
-    404: "there is nothing at {path}; GET /openapi.json lists what is there",
-    405: "{method} is not taken at {path}; the header Allow says what is",
-}
-#: Values of Sec-Fetch-Site for requests of the endpoint's own page, and for requests that no page has made.
-_OWN_PAGE = ("same-origin", "none")
 
 
 def build_app(
@@ -85,69 +68,9 @@ def build_app(
     stated = document(token=token is not None)
     app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
     app.include_router(_router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes)))
-    app.add_exception_handler(TrimsError, _trims_error)
-    app.add_exception_handler(TooLargeBodyError, _too_large)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
+    add_error_answers(app)
     app.add_middleware(Guard, callers=Principals(token, tenants), loopback=loopback)
     return app
-
-
-class Guard:
-    """Lets requests pass that may be taken, and answers the others itself.
-
-    Not a middleware of Starlette's own kind, which would put a queue and two tasks between each request and its answer.
-    """
-
-    def __init__(self, app: ASGIApp, callers: Principals, *, loopback: bool) -> None:
-        self._app = app
-        self._callers = callers
-        self._loopback = loopback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        if refusal is not None and _may_be_large(Request(scope)):
-            refusal.headers["Connection"] = "close"  # its body may go on without end
-        await (refusal or self._app)(scope, receive, send)
-
-    def _refusal(self, request: Request) -> Response | None:
-        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
-        name, _, port = host.rpartition(":")
-        known = (name in _LOOPBACK_HOSTS and port.isdecimal()) or host in _LOOPBACK_HOSTS
-        if self._loopback and not known and ("host" in request.headers or _is_of_a_browser(request)):
-            return _error(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
-        if origin is not None and (not host or origin.partition("://")[2].lower() != host):
-            return _error(403, f"requests from pages of {origin!r:.80} are not taken")
-        if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
-            return _error(403, "requests from pages of other sites are not taken")
-        # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
-        return None if is_open(request.scope["path"]) else self._not_allowed(request)
-
-    def _not_allowed(self, request: Request) -> Response | None:
-        """The answer to a request that its caller may not make; None if it may."""
-        path = request.scope["path"]
-        try:
-            tenant = self._callers.enter(request.headers.get("authorization", ""))
-        except UnknownCallerError:
-            refused = _error(401, "this endpoint needs `Authorization: Bearer TOKEN`")
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            return refused
-        if may_ask_for(tenant, path):
-            return None
-        return _error(403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2")
-
-
-def _is_of_a_browser(request: Request) -> bool:
-    """Return whether a request may come from a page. Programs that name no host, such as HAProxy, lack such fields."""
-    return any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
-
-
-def _may_be_large(request: Request) -> bool:
-    """Return whether a request's body is more than comes with its head, or does not say."""
-    stated = request.headers.get("content-length", "0")
-    return "transfer-encoding" in request.headers or not stated.isdigit() or int(stated) > SMALL_BYTES
 
 
 class _RouteWithHead(APIRoute):
@@ -391,48 +314,3 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
         await nothing(request)
         service.shared_memory.unregister(name)
         return {}
-
-
-def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status)
-
-
-async def _trims_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, TrimsError)
-    answer = _error(status_of(error), str(error))
-    if isinstance(error, BusyError) or answer.status_code == 503:
-        answer.headers["Retry-After"] = str(RETRY_AFTER_S)
-    if isinstance(error, DrainingError):
-        answer.headers["Connection"] = "close"  # the next request must not meet the end of the connection
-    return answer
-
-
-async def _too_large(_: Request, error: Exception) -> Response:
-    answer = _error(413, str(error))
-    answer.headers["Connection"] = "close"  # its body may go on without end
-    return answer
-
-
-async def _gone(_: Request, error: Exception) -> Response:
-    """The client has hung up before its request was whole: no answer is read."""
-    del error
-    return Response(status_code=GONE)
-
-
-async def _bug(_: Request, error: Exception) -> Response:
-    return _error(500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405 and request.method == "OPTIONS":  # it asks which methods there are
-        return Response(headers=error.headers)
-    path = request.scope["path"]
-    extension = extension_of_path(path) if error.status_code == 404 else None
-    if extension is not None:
-        return await _trims_error(request, not_offered(extension))
-    made = _error(error.status_code, _WORDS.get(error.status_code, "{detail}").format(
-        detail=error.detail, path=f"{path!r:.200}", method=request.method
-    ))  # fmt: skip
-    made.headers.update(error.headers or {})
-    return made

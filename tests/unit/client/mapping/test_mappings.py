@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from raw_door import grant
-from trims_client.mapping.mappings import Lease, MappedImages
+from trims_client.mapping.mapped_image import Lease
+from trims_client.mapping.mappings import MappedImages
 
 from trims.core.errors import ClosedError, ImageError
 from trims.memory.pages import Pages

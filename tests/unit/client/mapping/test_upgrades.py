@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from raw_door import grant
 from trims_client.mapping import upgrades
-from trims_client.mapping.mappings import MappedImages, Upgrade
+from trims_client.mapping.mapped_image import Upgrade
+from trims_client.mapping.mappings import MappedImages
 
 from trims.core.errors import ImageError, LostPeerError, ModelNotFoundError
 from trims.memory import mapping

@@ -40,7 +40,7 @@ def test_the_main_file_is_the_one_the_builder_names(builders: Path, tmp_path: Pa
         ("outside", ArtifactError, "which leaves its folder"),
         ("no_name", ArtifactError, "must return a file name or None"),
         ("fails", ConversionError, "builders_of_test:fails: ValueError: the weights are sold out"),
-        ("dies", ConversionError, "ended with exit code 4"),
+        ("dies", ConversionError, "exited with status 4"),
         ("missing", NotSupportedError, "has no attribute 'missing'"),
     ],
 )

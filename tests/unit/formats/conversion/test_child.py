@@ -19,9 +19,10 @@ from trims.formats import plugins as registered
 from trims.formats.base import Limits
 from trims.formats.conversion.build import build_artifact
 from trims.formats.conversion.child import Child
-from trims.formats.conversion.child_process import FRAME
+from trims.formats.conversion.child_process import MAX_MESSAGE_BYTES
 from trims.image.modules_beside import load_name
 from trims.image.reader import ImageView
+from trims.process import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,19 +51,18 @@ class Conversation:
     """The parent's end of the socket of a child that serves in a thread of this process."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, theirs = messages.pair()
         self._theirs = theirs
         self._serving = threading.Thread(target=Child(theirs).serve)
         self._serving.start()
 
     def hear(self) -> dict[str, Any]:
-        (length,) = FRAME.unpack(self.socket.recv(FRAME.size, socket.MSG_WAITALL))
-        answer: dict[str, Any] = json.loads(self.socket.recv(length, socket.MSG_WAITALL))
-        return answer
+        received = messages.receive(self.socket, long_bytes=MAX_MESSAGE_BYTES)
+        assert received is not None
+        return received[0]
 
     def ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
-        text = json.dumps(message).encode()
-        socket.send_fds(self.socket, [FRAME.pack(len(text)) + text], list(fds))
+        messages.send(self.socket, message, fds, long=True)
         return self.hear()
 
     def end(self) -> None:

@@ -21,7 +21,6 @@ from trims.core.errors import (
 )
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
-from trims.formats.conversion import child_process
 from trims.formats.conversion.child_process import LimitedChild
 from trims.testing.converters import LIMITS
 
@@ -73,7 +72,7 @@ def test_one_child_answers_one_request_after_another(start: Callable[..., Limite
 
 
 def weight_of(child: LimitedChild) -> str:
-    return Path(f"/proc/{child._process.pid}/autogroup").read_text().split()[-1]
+    return Path(f"/proc/{child._child.pid}/autogroup").read_text().split()[-1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel does not group by session")
@@ -96,11 +95,11 @@ def test_what_the_kernel_puts_off_is_told_to_it_again_while_an_answer_is_waited_
     answers = iter([None, BlockingIOError(11, "Resource temporarily unavailable"), None])
 
     def weigh(pid: int, niceness: int) -> None:
-        told.append((pid == child._process.pid, niceness))
+        told.append((pid == child._child.pid, niceness))
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(child_process, "weigh", weigh)
+    monkeypatch.setattr("trims.process.child.weigh", weigh)
     child.give_way(yes=True)
     child.give_way(yes=False)
     child.request({"do": "versions", "names": []})
@@ -114,7 +113,7 @@ def test_a_kernel_without_groups_changes_nothing(
     def weigh(pid: int, niceness: int) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(child_process, "weigh", weigh)
+    monkeypatch.setattr("trims.process.child.weigh", weigh)
     child = start()
     child.give_way(yes=True)
     assert child.request({"do": "versions", "names": ["no-such-thing"]}) == {"versions": {}}
@@ -219,3 +218,8 @@ def test_a_size_that_cannot_be_one_is_not_believed(start: Callable[..., LimitedC
     assert child.size_of({"planned_bytes": 7}, "planned_bytes") == 7
     with pytest.raises(ConversionError, match=r"m\.bin: the child process sent planned_bytes = "):
         child.size_of({"planned_bytes": value}, "planned_bytes")
+
+
+def test_a_request_and_an_answer_may_be_longer_than_a_packet(start: Callable[..., LimitedChild]) -> None:
+    names = ["numpy", *("n" * 1000 + str(number) for number in range(1000))]
+    assert start().request({"do": "versions", "names": names}) == {"versions": {"numpy": np.__version__}}

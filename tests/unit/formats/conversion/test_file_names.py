@@ -74,5 +74,5 @@ def test_a_child_that_names_no_files_is_not_believed(naming: Callable[[str], typ
 def test_a_refusal_and_a_death_in_the_child_are_told_with_the_file(naming: Callable[[str], type]) -> None:
     with pytest.raises(ArtifactError, match=r"^m\.index: it names nothing$"):
         names_apart(naming("Refuses"), Path("m.index"), {})
-    with pytest.raises(ConversionError, match=r"m\.index: the child process ended with exit code 7"):
+    with pytest.raises(ConversionError, match=r"m\.index: the child process exited with status 7"):
         names_apart(naming("Dies"), Path("m.index"), {})

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import re
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from trims.core.errors import InUseError, PredictorError
 from trims.environments.environment_store import EnvironmentStore
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from pathlib import Path
 
@@ -45,7 +45,7 @@ def answered(sock: socket.socket) -> bytes:
 def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
     launcher = Launcher(str(folder))
     with pytest.raises(PredictorError, match=r"^/no/python cannot be started: .*No such file"):
-        launcher.start("trims_predictors.worker.worker", Environment("numpy", "/no/python"), 0)
+        launcher.start("trims_predictors.worker.worker", Environment("numpy", "/no/python"))
     launcher.close()
 
 
@@ -53,12 +53,8 @@ def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
 @in_a_loop
 def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, python: str) -> None:
     launcher = Launcher(str(folder))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        process = launcher.start(
-            "trims_predictors.worker.template", Environment("numpy", python), theirs.fileno()
-        ).process
-        theirs.close()
+    process = launcher.start("trims_predictors.worker.template", Environment("numpy", python)).child
+    with process.socket as ours:
         ours.send(b'{"op": "import", "modules": []}')
         assert b"imported" in answered(ours)
         launcher.close()
@@ -69,11 +65,8 @@ def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, 
 def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_closes(folder: Path) -> None:
     made = put(folder / "environments", numpy="2.0")
     env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        environment = Environment("numpy", str(made.python))
-        process = launcher.start("trims_predictors.worker.template", environment, theirs.fileno()).process
-        theirs.close()
+    process = launcher.start("trims_predictors.worker.template", Environment("numpy", str(made.python))).child
+    with process.socket as ours:
         ours.send(b'{"op": "import", "modules": []}')
         assert b"imported" in answered(ours)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
@@ -89,10 +82,8 @@ def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(fold
     env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
     environment = Environment("numpy", str(made.python))
     for _ in range(2):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            process = launcher.start("trims_predictors.worker.template", environment, theirs.fileno()).process
-        process.wait(10)
+        process = launcher.start("trims_predictors.worker.template", environment).child
+        process.end(10.0)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
             env_store.remove(made.name)
         launcher.let_go(environment.python)
@@ -104,20 +95,18 @@ def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(fold
 @in_a_loop
 def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(folder: Path) -> None:
     env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        processes = []
-        for force in (True, False):
-            made = put(env_store.folder, numpy="2.0")
-            environment = Environment("numpy", str(made.python))
-            processes.append(launcher.start("trims_predictors.worker.template", environment, theirs.fileno()).process)
-            if force:
-                env_store.remove(made.name, force=True)
-        with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-            env_store.remove(made.name)
-        launcher.close()
-        for process in processes:
-            process.wait(10)
+    processes = []
+    for force in (True, False):
+        made = put(env_store.folder, numpy="2.0")
+        environment = Environment("numpy", str(made.python))
+        processes.append(launcher.start("trims_predictors.worker.template", environment).child)
+        if force:
+            env_store.remove(made.name, force=True)
+    with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+        env_store.remove(made.name)
+    launcher.close()
+    for process in processes:
+        process.end(10.0)
 
 
 def test_a_file_in_the_working_folder_does_not_take_the_place_of_python_s_own(
@@ -132,14 +121,12 @@ def test_a_file_in_the_working_folder_does_not_take_the_place_of_python_s_own(
 def test_what_a_program_prints_goes_to_standard_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "talks.py").write_text("print('hello')")
     launcher = Launcher(str(folder))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-        process = launcher.start("trims_predictors.worker.template", Environment("numpy"), theirs.fileno()).process
-        theirs.close()
-        ours.send(b'{"op": "import", "modules": ["talks"]}')
-        assert b"imported" in answered(ours)
-    assert process.wait(10) == 0
+        process = launcher.start("trims_predictors.worker.template", Environment("numpy")).child
+        process.socket.send(b'{"op": "import", "modules": ["talks"]}')
+        assert b"imported" in answered(process.socket)
+    assert process.end(10.0) == 0
     launcher.close()
     told = capfd.readouterr()
     assert told.out == ""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from trims_predictors.children.worker_process import PredictorProcess
-from trims_predictors.ipc import messages
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import CallerError, CapacityError, DaemonAwayError, DeadlineError, PredictorError
+from trims.process import messages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _FAKE = """
 import os, socket, sys, time
-from trims_predictors.ipc import messages
+from trims.process import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 sock = socket.socket(fileno=int(sys.argv[1]))
 inbox, instructions = Receiver(), Sender()

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.connection import Peer
 
 from trims.core.errors import LostPeerError
+from trims.process import messages
 
 if TYPE_CHECKING:
     import socket

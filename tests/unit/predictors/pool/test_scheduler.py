@@ -273,13 +273,13 @@ def test_a_predictor_that_finds_no_room_has_the_longest_idle_one_end() -> None:
     schedule = Schedule(4)
     first, _ = running(schedule, "a")
     second, _ = running(schedule, "b")
-    assert schedule.give_way() == [], "both are busy"
+    assert schedule.give_way(DeploymentKey("a")) == [], "both are busy"
     schedule.done(second)
     schedule.done(first)
-    assert schedule.give_way() == [Stop(second)]
+    assert schedule.give_way(DeploymentKey("a")) == [Stop(second)]
     schedule.validate()
-    assert schedule.give_way() == [Stop(first)]
-    assert schedule.give_way() == []
+    assert schedule.give_way(DeploymentKey("a")) == [Stop(first)]
+    assert schedule.give_way(DeploymentKey("a")) == []
     assert schedule.ended(second, "it gave way") == []
     schedule.validate()
 
@@ -315,7 +315,7 @@ def test_an_expected_predictor_of_a_line_that_is_retired_ends() -> None:
 def test_a_broken_book_is_named() -> None:
     schedule = Schedule(1)
     running(schedule)
-    schedule._stopping = 1
+    schedule._slots[""].stopping = 1
     with pytest.raises(InvariantError, match="counted wrongly"):
         schedule.validate()
 
@@ -365,7 +365,7 @@ class WorkerPool(RuleBasedStateMachine):
 
     @rule()
     def give_way(self) -> None:
-        self.do(self.schedule.give_way())
+        self.do(self.schedule.give_way(DeploymentKey("a")))
 
     @rule(line=st.sampled_from(sorted(LINES)), batch_ready=st.booleans())
     def submit(self, line: str, batch_ready: bool) -> None:

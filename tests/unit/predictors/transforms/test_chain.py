@@ -11,7 +11,8 @@ from making_steps import apply, chain, elements, encoded, picture, write_tokeniz
 from trims_predictors.transforms.chain import BUILDERS, steps_of
 
 from trims.core.errors import CallerError, NotSupportedError, PredictorError
-from trims.manifests.steps import KINDS, Step
+from trims.manifests.step_fields import KINDS
+from trims.manifests.steps import Step
 
 if TYPE_CHECKING:
     from pathlib import Path

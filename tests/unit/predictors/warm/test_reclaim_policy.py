@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from trims_predictors.warm.reclaim_policy import End, EndSpare, Leave, Limits, Step, Usage, next_end_s, next_step
+from trims_predictors.warm.reclaim_policy import Limits, Step, Usage, Way, next_end_s, next_step
 
 NOW_S = 1000.0
 BOUND = Limits(None, 100)
@@ -20,25 +20,25 @@ def new(**fields: object) -> Usage:
     return dataclasses.replace(Usage("new", 60, used_s=990.0), **fields)  # type: ignore[arg-type]
 
 
-def told(step: Step | None) -> tuple[type[Step], object] | None:
-    return None if step is None else (type(step), step.environment)
+def told(step: Step | None) -> tuple[Way, object] | None:
+    return None if step is None else (step.way, step.environment)
 
 
-def step(limits: Limits, *usages: Usage, other_bytes: int = 0) -> tuple[type[Step], object] | None:
+def step(limits: Limits, *usages: Usage, other_bytes: int = 0) -> tuple[Way, object] | None:
     return told(next_step(usages, limits, NOW_S, other_bytes))
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, (End, "old")),
-        ({"spare_bytes": (10,)}, (End, "old")),
+        ({}, (Way.END, "old")),
+        ({"spare_bytes": (10,)}, (Way.END, "old")),
         ({"used_s": 941.0}, None),
-        ({"used_s": 940.0}, (End, "old")),
+        ({"used_s": 940.0}, (Way.END, "old")),
         ({"predictors": 1}, None),
         ({"waited_for": True}, None),
         ({"kept": True}, None),
-        ({"nbytes": 0, "spare_bytes": (10,)}, (End, "old")),
+        ({"nbytes": 0, "spare_bytes": (10,)}, (Way.END, "old")),
     ],
 )
 def test_a_template_without_use_goes_when_its_time_is_over(fields: dict[str, object], expected: object) -> None:
@@ -51,23 +51,23 @@ def test_without_limits_nothing_goes() -> None:
 
 def test_within_the_bound_nothing_goes() -> None:
     assert step(BOUND, old(nbytes=40), new()) is None
-    assert step(BOUND, old(nbytes=40), new(), other_bytes=1) == (End, "old")
+    assert step(BOUND, old(nbytes=40), new(), other_bytes=1) == (Way.END, "old")
 
 
 @pytest.mark.parametrize(
     ("usages", "expected"),
     [
-        ((new(spare_bytes=(1,)), old()), (EndSpare, "new")),
-        ((new(spare_bytes=(1,)), old(spare_bytes=(1,))), (EndSpare, "old")),
-        ((new(), old()), (End, "old")),
-        ((new(), old(kept=True)), (End, "old")),
-        ((new(), old(predictors=1)), (End, "new")),
-        ((new(predictors=1), old(predictors=1)), (Leave, "old")),
-        ((new(predictors=1), old(predictors=1, leaving=True)), (Leave, "new")),
+        ((new(spare_bytes=(1,)), old()), (Way.END_SPARE, "new")),
+        ((new(spare_bytes=(1,)), old(spare_bytes=(1,))), (Way.END_SPARE, "old")),
+        ((new(), old()), (Way.END, "old")),
+        ((new(), old(kept=True)), (Way.END, "old")),
+        ((new(), old(predictors=1)), (Way.END, "new")),
+        ((new(predictors=1), old(predictors=1)), (Way.LEAVE, "old")),
+        ((new(predictors=1), old(predictors=1, leaving=True)), (Way.LEAVE, "new")),
         ((new(predictors=1, leaving=True), old(predictors=1, leaving=True)), None),
-        ((new(), old(waited_for=True)), (End, "new")),
+        ((new(), old(waited_for=True)), (Way.END, "new")),
         ((new(waited_for=True), old(waited_for=True)), None),
-        ((new(waited_for=True), old(waited_for=True, spare_bytes=(1,))), (EndSpare, "old")),
+        ((new(waited_for=True), old(waited_for=True, spare_bytes=(1,))), (Way.END_SPARE, "old")),
         ((new(waited_for=True, nbytes=200), old(nbytes=0)), None),
     ],
 )
@@ -78,20 +78,20 @@ def test_over_the_bound_spares_go_first_then_the_template_used_least_recently(
 
 
 def test_a_template_that_was_to_go_with_its_last_predictor_goes_within_the_bound_too() -> None:
-    assert step(BOUND, old(nbytes=1, leaving=True)) == (End, "old")
+    assert step(BOUND, old(nbytes=1, leaving=True)) == (Way.END, "old")
     assert step(BOUND, old(nbytes=1, leaving=True, waited_for=True)) is None
 
 
 def test_all_at_once_over_the_bound_go_one_by_one_until_it_holds() -> None:
     usages = {str(n): Usage(str(n), 30, (10, 10), used_s=float(n)) for n in range(10)}
-    ended: list[tuple[type[Step], object] | None] = []
+    ended: list[tuple[Way, object] | None] = []
     while (found := next_step(list(usages.values()), BOUND, NOW_S)) is not None:
         ended.append(told(found))
         before = usages.pop(str(found.environment))
-        if isinstance(found, EndSpare):
+        if found.way is Way.END_SPARE:
             usages[str(found.environment)] = dataclasses.replace(before, spare_bytes=before.spare_bytes[1:])
-    spares = [(EndSpare, str(n)) for n in range(10) for _ in range(2)]
-    assert ended == [*spares, *((End, str(n)) for n in range(7))]
+    spares = [(Way.END_SPARE, str(n)) for n in range(10) for _ in range(2)]
+    assert ended == [*spares, *((Way.END, str(n)) for n in range(7))]
 
 
 def test_the_next_end_is_that_of_the_template_whose_time_is_over_first() -> None:

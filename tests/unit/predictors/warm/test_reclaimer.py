@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from trims_predictors.warm import reclaimer
 from trims_predictors.warm.memory_usage import Footprint
-from trims_predictors.warm.reclaim_policy import End, Limits, Step, Usage
+from trims_predictors.warm.reclaim_policy import Limits, Step, Usage, Way
 from trims_predictors.warm.reclaimer import Reclaimer
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_memory_over_the_bound_is_ended_one_by_one_and_counted_again(counting: l
         kept.wake()
         while kept.total_bytes != 60:
             await asyncio.sleep(0.001)
-        assert [(type(step), step.environment) for step in inventory.steps] == [(End, 1), (End, 2)]
+        assert [(step.way, step.environment) for step in inventory.steps] == [(Way.END, 1), (Way.END, 2)]
         assert kept.counted == {3: Footprint(60, 0)}
 
     look_after(inventory, Limits(None, 60), work)

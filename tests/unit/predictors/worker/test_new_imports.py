@@ -7,8 +7,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trims_predictors.ipc.messages import MOST_BYTES
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
+
+from trims.process.messages import MOST_BYTES
 
 if TYPE_CHECKING:
     import pytest

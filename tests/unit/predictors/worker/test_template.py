@@ -13,9 +13,9 @@ import pytest
 from looking import wait_until
 from trims_predictors.children.launcher import _ALWAYS, ENVIRONMENT
 from trims_predictors.children.template_process import pid_behind
-from trims_predictors.ipc import messages
 from trims_predictors.sandbox import landlock
 
+from trims.process import messages
 from trims.process.lifeline import Lifeline
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ import pytest
 from fleets import SUPPORT, register
 from looking import wait_until
 from trims_predictors.children.launcher import Environment, Launcher
-from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.tensors import from_array, to_array
 from trims_predictors.worker import worker
 
 from trims.control import admin
 from trims.core.errors import BadMessageError
+from trims.process import messages
 
 if TYPE_CHECKING:
     import socket
@@ -104,18 +104,17 @@ def test_what_a_spawned_worker_started_ends_though_its_lifeline_ends_last(daemon
 
     async def work() -> int:
         launcher = Launcher(str(daemon.config.runtime_dir))
-        ours, theirs = messages.pair()
-        started = launcher.start("trims_predictors.worker.worker", Environment("numpy"), theirs.fileno())
-        theirs.close()
-        talk = Talk(ours)
+        child = launcher.start("trims_predictors.worker.worker", Environment("numpy")).child
+        talk = Talk(child.socket)
         talk.ask(load("own_predictors:Troubled"))
         (done,) = talk.inbox.read(talk.ask({"op": "predict"}, do=np.array([b"fork"], object))["outputs"])
-        child = os.pidfd_open(int(to_array(done)[0]))
+        forked = os.pidfd_open(int(to_array(done)[0]))
         talk.close()
-        assert started.process.wait(60) == -signal.SIGKILL
-        assert not started.lifeline.closed
+        assert child.exit_status() == -signal.SIGKILL
+        assert not child.lifeline.closed
+        child.close()
         launcher.close()
-        return child
+        return forked
 
     child = asyncio.run(work())
     poll = select.poll()

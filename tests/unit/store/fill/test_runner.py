@@ -15,7 +15,8 @@ from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId
 from trims.core.residency.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.memory.shm import PosixShm
-from trims.store.fill.runner import FREE_PAUSE_S, FREE_TRIES, Runner
+from trims.store.fill.freeing import FREE_PAUSE_S
+from trims.store.fill.runner import Runner
 from trims.store.work import PoolsByMount
 from trims.testing.tiers import an_image, put
 from trims.testing.wrapped_tiers import FaultyTier, WrappedTier
@@ -245,27 +246,6 @@ def test_a_fill_waits_for_the_descriptor_of_an_image_that_is_being_freed(folder:
     bench.workers.run()
     assert [type(event) for event in bench.reported] == [Freed, Filled]
     bench.end()
-
-
-def test_memory_that_cannot_be_given_back_is_given_up_after_some_tries(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.converted()
-    bench.cpu.failures = 99
-    bench.runner.free(AT_CPU)
-    for _ in range(FREE_TRIES):
-        bench.workers.run()
-        assert bench.reported == []
-        assert bench.runner.next_due_s() == bench.now + FREE_PAUSE_S
-        bench.runner.try_again(bench.now)
-        assert bench.workers.names == [], "its pause is not over"
-        bench.now += FREE_PAUSE_S
-        bench.runner.try_again(bench.now)
-    label = bench.extent().label
-    assert isinstance(bench.event(), Freed)
-    assert f"{label} is left where it is and counts no more" in caplog.text
-    assert (bench.runner.next_due_s(), bench.runner.extents()) == (None, {})
-    os.unlink(bench.folder / label)
 
 
 def test_memory_that_is_given_back_at_the_second_try_is_gone(bench: Bench) -> None:

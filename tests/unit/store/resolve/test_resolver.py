@@ -25,6 +25,7 @@ from trims.core.errors import (
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
+from trims.manifests.manifest import parse_manifest
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import ImageRecord
 from trims.store.resolve import hashing
@@ -549,3 +550,28 @@ def test_requests_are_refused_by_size_before_a_long_file_is_read(
             resolver.resolve(f"file:{path}", hashing.Reading(long=long, sizes=TooLarge()))
     assert said == [9001, 9001], "the length of the tensor"
     assert reads == []
+
+
+def test_the_text_of_a_manifest_is_what_an_older_daemon_has_stored() -> None:
+    stated = {"name": "m", "artifact": {"path": "m.npz"}, "residency": {"place": "gpu:1"}}
+    more = {"inputs": [{"name": "x", "dtype": "FP32", "shape": [-1]}], "preprocess": [{"softmax": {"input": "x"}}]}
+    assert json.loads(resolve._text_of(parse_manifest({**stated, **more}, "/o"))) == {
+        "name": "m", "version": "0.0.0", "description": "", "license": "", "framework": None, "origin": "/o",
+        "artifact": {
+            "path": "m.npz", "package": None, "builder": None, "format": None, "sha256": {}, "allow_pickle": False,
+            "trust": "identity", "options": {},
+        },
+        "residency": {
+            "place": {"tier": "TierKind.GPU", "device": 1}, "pin": False, "keep_alive_s": None, "persist": "auto",
+            "workspace_bytes": None,
+        },
+        "attributes": {},
+        "predictor": {
+            "call": "", "options": {}, "preload": [], "instances": 1, "threads": 0, "max_batch_size": 0,
+            "batch_delay_s": 0.0, "keep_alive_s": None, "deadline_s": None, "name": "", "function": "", "hot": None,
+            "priority_levels": 0, "default_priority_level": 0,
+        },
+        "inputs": [{"name": "x", "dtype": "FP32", "shape": [-1], "layout": "", "labels": ""}],
+        "preprocess": [{"kind": "softmax", "fields": {"input": "x", "keep": False, "axis": -1, "outputs": ["x"]}}],
+        "postprocess": [], "outputs": [],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Slots: each tenant's predictors come and go as if there were no other tenant."""
+"""Tenants: each tenant's predictors come and go as if there were no other tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
-from trims_predictors.pool.slots import Slots
+from trims_predictors.pool.scheduler import Schedule
 
 from trims.core.errors import BusyError, PredictorError
 
@@ -16,18 +16,18 @@ ONE = Limits(instances=1, queue=4)
 
 
 def test_a_tenant_that_fills_its_slots_takes_none_of_another() -> None:
-    slots = Slots(16, {"greedy": 2})
-    started = [slots.submit(Job(DeploymentKey(f"m{number}", "1", tenant="greedy")), ONE) for number in range(5)]
+    schedule = Schedule(16, {"greedy": 2})
+    started = [schedule.submit(Job(DeploymentKey(f"m{number}", "1", tenant="greedy")), ONE) for number in range(5)]
     assert [len(steps) for steps in started] == [1, 1, 0, 0, 0]
-    assert isinstance(slots.submit(Job(DeploymentKey("m0", "1", tenant="modest")), ONE)[0], Start)
-    assert isinstance(slots.submit(Job(DeploymentKey("m0", "1")), ONE)[0], Start)
-    slots.validate()
+    assert isinstance(schedule.submit(Job(DeploymentKey("m0", "1", tenant="modest")), ONE)[0], Start)
+    assert isinstance(schedule.submit(Job(DeploymentKey("m0", "1")), ONE)[0], Start)
+    schedule.validate()
 
 
 def test_numbers_of_predictors_are_given_once_for_all_tenants() -> None:
-    slots = Slots(4)
+    schedule = Schedule(4)
     steps = [
-        slots.submit(Job(key), ONE)[0]
+        schedule.submit(Job(key), ONE)[0]
         for key in (
             DeploymentKey("m", "1"),
             DeploymentKey("m", "1", tenant="blue"),
@@ -35,29 +35,35 @@ def test_numbers_of_predictors_are_given_once_for_all_tenants() -> None:
         )
     ]
     assert [step.predictor for step in steps if isinstance(step, Start)] == [1, 2, 3]
-    (run,) = slots.ready(2)
+    (run,) = schedule.ready(2)
     assert isinstance(run, Run)
     assert run.jobs[0].key == DeploymentKey("m", "1", tenant="blue")
-    assert slots.counts(DeploymentKey("m", "1", tenant="blue"))["busy"] == 1
-    assert slots.counts(DeploymentKey("m", "1"))["starting"] == 1
+    assert schedule.counts(DeploymentKey("m", "1", tenant="blue"))["busy"] == 1
+    assert schedule.counts(DeploymentKey("m", "1"))["starting"] == 1
 
 
 def test_an_event_of_a_predictor_that_has_ended_changes_nothing() -> None:
-    slots = Slots(1)
-    slots.submit(Job(DeploymentKey("m", "1", tenant="blue")), ONE)
-    (failed,) = slots.failed(1, PredictorError("no"))[1:]
+    schedule = Schedule(1)
+    schedule.submit(Job(DeploymentKey("m", "1", tenant="blue")), ONE)
+    (failed,) = schedule.failed(1, PredictorError("no"))[1:]
     assert isinstance(failed, Fail)
-    slots.ended(1, "killed")
-    for steps in (slots.ready(1), slots.done(1), slots.lost(1), slots.ended(1, "again"), slots.expire(1, 1)):
+    schedule.ended(1, "killed")
+    for steps in (
+        schedule.ready(1),
+        schedule.done(1),
+        schedule.lost(1),
+        schedule.ended(1, "again"),
+        schedule.expire(1, 1),
+    ):
         assert steps == []
-    assert slots.failed(1, PredictorError("late")) == []
-    assert slots.idles(1) is None
+    assert schedule.failed(1, PredictorError("late")) == []
+    assert schedule.idles(1) is None
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: int) -> None:  # noqa: C901
     dice, most = random.Random(seed), {"greedy": 3, "modest": 1, "": 2}
-    slots = Slots(2, {name: count for name, count in most.items() if name})
+    schedule = Schedule(2, {name: count for name, count in most.items() if name})
     running: dict[int, str] = {}
     busy: dict[int, tuple[Job, ...]] = {}
     starting: set[int] = set()
@@ -73,7 +79,7 @@ def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: in
             elif isinstance(step, Stop):
                 starting.discard(step.predictor)
                 del running[step.predictor]
-                follow(slots.ended(step.predictor, "stopped"))
+                follow(schedule.ended(step.predictor, "stopped"))
             else:
                 open_jobs[step.job.key.tenant] -= 1
 
@@ -82,27 +88,38 @@ def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: in
             predictor = dice.choice(list(busy))
             for job in busy.pop(predictor):
                 open_jobs[job.key.tenant] -= 1
-            follow(slots.done(predictor))
+            follow(schedule.done(predictor))
         elif starting:
             predictor = dice.choice(list(starting))
             starting.discard(predictor)
-            follow(slots.ready(predictor))
+            follow(schedule.ready(predictor))
 
     for _ in range(400):
         tenant = dice.choices(list(most), [6, 1, 1])[0]
         if dice.random() < 0.5:
             key = DeploymentKey(f"m{dice.randrange(6)}", "1", tenant=tenant)
             try:
-                steps = slots.submit(Job(key), ONE)
+                steps = schedule.submit(Job(key), ONE)
             except BusyError:
                 continue
             open_jobs[tenant] += 1
             follow(steps)
         else:
             go_on()
-        slots.validate()
+        schedule.validate()
         held = Counter(running.values())
         assert all(held[name] <= count for name, count in most.items())
     while busy or starting:
         go_on()
     assert not +open_jobs
+
+
+def test_a_tenant_that_finds_no_room_ends_no_predictor_of_another() -> None:
+    schedule = Schedule(4)
+    for predictor, tenant in ((1, "blue"), (2, "red")):
+        schedule.submit(Job(DeploymentKey("m", "1", tenant=tenant)), ONE)
+        schedule.ready(predictor)
+        schedule.done(predictor)
+    assert schedule.give_way(DeploymentKey("other", "1", tenant="red")) == [Stop(2)]
+    assert schedule.give_way(DeploymentKey("other", "1", tenant="red")) == []
+    schedule.validate()

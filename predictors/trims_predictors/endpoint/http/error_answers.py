@@ -1,0 +1,80 @@
+"""Answers to requests that fail: `{"error": message}` with the status of `status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from trims.core.errors import BusyError, DrainingError, TrimsError
+from trims_predictors.endpoint.bodies import TooLargeBodyError
+from trims_predictors.endpoint.extensions import extension_of_path, not_offered
+from trims_predictors.endpoint.outcomes import GONE
+from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+#: Messages that replace those of Starlette's own refusals.
+_WORDS = {
+    404: "there is nothing at {path}; GET /openapi.json lists what is there",
+    405: "{method} is not taken at {path}; the header Allow says what is",
+}
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Have an application answer every error that its routes raise."""
+    app.add_exception_handler(TrimsError, _trims_error)
+    app.add_exception_handler(TooLargeBodyError, _too_large)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+def error_answer(status: int, message: str) -> JSONResponse:
+    """Return the answer to a request that fails."""
+    return JSONResponse({"error": message}, status)
+
+
+async def _trims_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TrimsError)
+    answer = error_answer(status_of(error), str(error))
+    if isinstance(error, BusyError) or answer.status_code == 503:
+        answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, DrainingError):
+        answer.headers["Connection"] = "close"  # the next request must not meet the end of the connection
+    return answer
+
+
+async def _too_large(_: Request, error: Exception) -> Response:
+    answer = error_answer(413, str(error))
+    answer.headers["Connection"] = "close"  # its body may go on without end
+    return answer
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    """The client has hung up before its request was whole: no answer is read."""
+    del error
+    return Response(status_code=GONE)
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    return error_answer(500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405 and request.method == "OPTIONS":  # it asks which methods there are
+        return Response(headers=error.headers)
+    path = request.scope["path"]
+    extension = extension_of_path(path) if error.status_code == 404 else None
+    if extension is not None:
+        return await _trims_error(request, not_offered(extension))
+    made = error_answer(error.status_code, _WORDS.get(error.status_code, "{detail}").format(
+        detail=error.detail, path=f"{path!r:.200}", method=request.method
+    ))  # fmt: skip
+    made.headers.update(error.headers or {})
+    return made

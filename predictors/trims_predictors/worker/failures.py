@@ -1,0 +1,43 @@
+"""Failures of a predictor as messages to its supervisor."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from trims.core.errors import PredictorError
+from trims_predictors.tracebacks import told
+
+if TYPE_CHECKING:
+    from trims.core.errors import TrimsError
+    from trims.wire.frames import Message
+
+#: Characters of an error that reaches a client.
+_MOST_LETTERS = 4000
+#: Errors of code in a namespace that it would not get with the rights of its user; names that are not found, too.
+_CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
+_OF_NAMESPACES = (
+    "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
+    "--isolation process` gives it the rights of the endpoint's user"
+)
+
+
+def failed(error: TrimsError, remedy: str = "") -> Message:
+    """Return the message about an error, with what helps against it."""
+    ending = f"; {remedy}" if remedy else ""
+    text = f"{str(error)[: _MOST_LETTERS - len(ending)]}{ending}".encode(
+        errors="replace"
+    ).decode()  # halves of surrogate pairs are no text
+    return {"op": "failed", "code": error.code, "message": text}
+
+
+def blamed(message: Message, error: BaseException) -> PredictorError:
+    """Return the error of a message whose operation the model's code has failed in."""
+    what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
+    return PredictorError(f"the predictor {what}: {told(error)}")
+
+
+def confinement(error: BaseException) -> str:
+    """Return what of a namespace an error may come from; empty if it has nothing to do with that."""
+    return _OF_NAMESPACES if isinstance(error, OSError) and error.errno in _CONFINING else ""

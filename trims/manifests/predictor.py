@@ -1,0 +1,76 @@
+"""Settings of a model's predictor, as a manifest states them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
+
+from trims.manifests.fields import CALL, about, matching, parse
+
+_MODULE = matching(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", "the name of a module")
+_PLUGIN = r"^[\w.-]{1,128}\Z"
+_SECONDS = {"ge": 0, "lt": 1e9, "extra": {"hint": "a number of seconds from 0 up"}}
+Seconds = Annotated[float, about("", **_SECONDS)]
+#: Levels of priority of one model.
+_MOST_LEVELS = 64
+
+
+class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How processes answer with the model: by `call`, `name` or `function`, or as trims does for the framework."""
+
+    call: Annotated[str, matching(CALL, "package.module:Class", "package.module:Class of the predictor.")] = ""
+    options: Annotated[
+        Mapping[str, Any], about("What the class gets in context.options, the function as keyword arguments.")
+    ] = {}
+    preload: Annotated[
+        tuple[Annotated[str, _MODULE], ...], about("Modules that templates import before they fork predictors.")
+    ] = ()
+    instances: Annotated[int, about("Predictors that may run at once.", ge=1, le=1024)] = 1
+    threads: Annotated[int, about("Of one predictor; 0: as many as processors.", ge=0, le=1024)] = 0
+    max_batch_size: Annotated[
+        int, about("Rows, along their first dimension, that requests are put together to; 0: never.", ge=0, le=1 << 20)
+    ] = 0
+    batch_delay_s: Annotated[float, about("How long a request waits for others.", **_SECONDS)] = 0.0
+    keep_alive_s: Annotated[
+        Seconds | None, about("Seconds that an idle predictor stays; absent: until its slot is needed.")
+    ] = None
+    deadline_s: Annotated[Seconds | None, about("Seconds that one run may take before its predictor is ended.")] = None
+    name: Annotated[
+        str,
+        matching(
+            _PLUGIN,
+            "the name of an entry point of trims.predictors",
+            "Of an installed predictor: an entry point of the group trims.predictors.",
+        ),
+    ] = ""
+    function: Annotated[
+        str, matching(CALL, "package.module:function", "package.module:function, called with (weights, inputs).")
+    ] = ""
+    hot: Annotated[
+        Annotated[int, about("", ge=0, le=64)] | None,
+        about("Predictors that have loaded the model ahead of need; absent: by demand."),
+    ] = None
+    priority_levels: Annotated[
+        int, about("Requests may name 1, the first, to this; 0: none.", ge=0, le=_MOST_LEVELS)
+    ] = 0
+    default_priority_level: Annotated[
+        int, about("Of a request that names none; absent: the one in the middle.", ge=0, le=_MOST_LEVELS)
+    ] = -1
+
+    def __post_init__(self) -> None:
+        stated = [key for key in ("call", "name", "function") if getattr(self, key)]
+        if len(stated) > 1:
+            raise ValueError(f"has {' and '.join(stated)}; state one of them")
+        levels = self.priority_levels
+        if self.default_priority_level < 0:
+            msgspec.structs.force_setattr(self, "default_priority_level", (levels + 1) // 2)
+        least = min(levels, 1)
+        if not least <= self.default_priority_level <= levels:
+            given = self.default_priority_level
+            raise ValueError(f"'default_priority_level' is {given}; write a whole number from {least} to {levels}")
+
+
+def parse_predictor(raw: object, name: str) -> PredictorSettings:
+    """Check the field `predictor` of a model. Raises ManifestError."""
+    return PredictorSettings() if raw is None else parse(PredictorSettings, raw, f"{name}: predictor")
