@@ -23,7 +23,7 @@ from trims.core.errors import (
 )
 from trims.memory.shortage import tells_of_memory
 from trims.process.messages import close_all
-from trims.trace.spans import deepest, is_recording, recorder, traceparent
+from trims.trace.children import ask_for_spans, take_spans
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.ipc.os_errors import as_trims_errors
@@ -131,13 +131,10 @@ class PredictorProcess:
         assert self._answer is None, "one thing at a time"
         self._note_work(message)
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
-        if is_recording():
-            message = {**message, "trace": traceparent(), "trace_level": deepest().name}
         try:
-            await self._tell({**message, "request": self._request}, tensors)
+            await self._tell({**ask_for_spans(message), "request": self._request}, tensors)
             answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
-            if "spans" in answer and (ours := recorder()) is not None:
-                ours.adopt(answer.pop("spans"), self.pid, "predictor")
+            take_spans(answer, self.pid, "predictor")
             if answer.get("kept_inputs"):
                 self._instructions.close()  # the next request is written to an arena of its own
             if answer["op"] == "answer":

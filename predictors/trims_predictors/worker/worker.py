@@ -38,8 +38,7 @@ from trims.manifests.serving import check_tensors
 from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
-from trims.trace.levels import Level
-from trims.trace.spans import collect, continued
+from trims.trace.children import Reporter
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
@@ -57,7 +56,6 @@ from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     import numpy as np
     from trims_client import Session
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
     from trims.manifests.serving import TensorType
-    from trims.trace.recorder import Collector
     from trims.wire.frames import Message
     from trims_predictors.tensors import Tensor
 
@@ -105,8 +102,7 @@ class Worker:
         self._told: tuple[TensorType, ...] = ()
         #: Record of the pages that are written until the first answer; None for no record.
         self._record: Record | None = None
-        #: Spans of operations that are parts of traces; None until there was one.
-        self._collector: Collector | None = None
+        self._spans = Reporter()
         self._inbox = Receiver()
         self._instructions = Sender()
         self._untold: int | None = None
@@ -160,7 +156,7 @@ class Worker:
         fd: int | None = None
         forks = fork_count()
         try:
-            with parent_only(self._own), self._recorded(message):
+            with parent_only(self._own), self._spans.recorded(message):
                 answer, fd = operation(message)
         except TrimsError as error:
             answer = failed(error, self._limit_met(error))
@@ -169,18 +165,9 @@ class Worker:
             answer = failed(
                 blamed(message, error), self._limit_met(error) or (confinement(error) if self._confined else "")
             )
-        if self._collector is not None and message.get("trace"):
-            answer = {**answer, "spans": self._collector.take()}
+        answer = self._spans.add(message, answer)
         with parent_only(self._own):
             self._answer(message, answer, fd, forked=fork_count() != forks)
-
-    def _recorded(self, message: Message) -> AbstractContextManager[object]:
-        """Collect spans of an operation that is part of a trace: this process may write no files."""
-        if not message.get("trace"):
-            return contextlib.nullcontext()
-        if self._collector is None:
-            self._collector = collect(Level.parse(str(message.get("trace_level", "model"))))
-        return continued(message["trace"])
 
     def _limit_met(self, error: BaseException) -> str:
         return words_of_limit(error, self._memory_bytes, _SCRATCH if self._confined else "")

@@ -30,6 +30,8 @@ from trims.process import messages
 from trims.process.forks import parent_only
 from trims.process.lifeline import depend_on, end_group
 from trims.process.packages import install_words
+from trims.trace.children import Reporter
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,6 +49,12 @@ _MAX_MESSAGE = 10_000
 _MOST_BYTES = 1 << 30
 _MAX_WARNINGS, _MAX_WARNING = 20, 1000
 
+#: Names of spans, by what is asked.
+_SPANS = {
+    "plan": "convert plan", "write": "convert write", "names": "file names", "build": "convert build",
+    "versions": "versions",
+}  # fmt: skip
+
 
 class Child:
     """Carries out requests until its socket ends."""
@@ -57,6 +65,7 @@ class Child:
         self._told_bytes = 0
         self._subject = "the converter"
         self._own = os.getpid()
+        self._spans = Reporter()
 
     def serve(self) -> None:
         """Answer requests until the parent hangs up."""
@@ -64,14 +73,14 @@ class Child:
             message, fds = request
             self._subject = str(message.get("call") or (message.get("files") or [self._subject])[0])
             try:
-                with parent_only(self._own):
+                with parent_only(self._own), self._spans.recorded(message), span(_SPANS[message["do"]]):
                     answer = self._carry_out(message, fds)
             except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
                 answer = _refusal(error, self._subject)
             finally:
                 for fd in fds:
                     os.close(fd)
-            self._send(answer)
+            self._send(self._spans.add(message, answer))
 
     def _next(self) -> tuple[dict[str, Any], list[int]] | None:
         with parent_only(self._own):  # a handler of signals may fork while nothing is asked

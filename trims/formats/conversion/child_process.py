@@ -39,6 +39,8 @@ from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
 from trims.process.python import run_ours, variables_for
 from trims.process.scheduling_class import CHANGE_PAUSE_S, GIVES_WAY
+from trims.trace.children import ask_for_spans, take_spans
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +109,8 @@ class LimitedChild:
             undo.callback(self._scratch.remove)
             self._hold = hold(python)
             undo.callback(self._let_go)
-            self._child = self._start(python, Ties(), config)
+            with span("convert start"):
+                self._child = self._start(python, Ties(), config)
             undo.callback(self._child.close)
             self._pidfd = self._child.watch()
             undo.pop_all()
@@ -143,11 +146,13 @@ class LimitedChild:
         """
         began = time.monotonic()
         try:
-            self._send(message, fds)
-            return self._answer(began + self._left_s, on_progress)
+            self._send(ask_for_spans(message), fds)
+            answer = self._answer(began + self._left_s, on_progress)
         except BaseException:
             self.kill()
             raise
+        take_spans(answer, self._child.pid, "converter")
+        return answer
         finally:
             self._left_s -= time.monotonic() - began
 
