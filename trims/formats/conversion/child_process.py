@@ -151,10 +151,10 @@ class LimitedChild:
         except BaseException:
             self.kill()
             raise
-        take_spans(answer, self._child.pid, "converter")
-        return answer
         finally:
             self._left_s -= time.monotonic() - began
+        take_spans(answer, self._child.pid, "converter")
+        return answer
 
     def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         try:
