@@ -31,7 +31,7 @@ from trims.core.errors import (
 from trims.core.place import CPU, DISK, GPU, Place
 from trims.store import catalog as catalog_module
 from trims.store.pending_requests import Granted, Pending
-from trims.store.resolve import hashing, resolver
+from trims.store.resolve import file_digests, hashing, resolver
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
 from trims.wire import trims_pb2 as pb
@@ -353,7 +353,7 @@ def long_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             continue
         return real(file, part, reading)
 
-    monkeypatch.setattr(resolver, "_HASH_HERE_BYTES", 50_000)
+    monkeypatch.setattr(file_digests, "_HASH_HERE_BYTES", 50_000)
     monkeypatch.setattr(hashing, "read_digests", read)
     monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     yield go_on

@@ -13,7 +13,7 @@ from trims.core.place import CPU, DISK, Place
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
 from trims.store.pending_requests import Granted, Pending
-from trims.store.resolve.resolver import rest_of
+from trims.store.resolve.file_digests import rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -50,7 +50,7 @@ class Freeing:
         self._clock = clock
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: What could not be given back: when to try again, and how.
+        #: Frees that failed: when to try again, and how.
         self._unfreed: list[tuple[float, Callable[[], None]]] = []
 
     def begin(self, replica: ReplicaId, freed: Callable[[], None], tries: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Making an image in memory of a tier: from a sealed replica, from a converter, or by serving the files as they are.
 
-Not covered: when that is done, by which worker, and for whom (`runner`).
+Not covered: order, workers and tenants (`runner`).
 """
 
 from __future__ import annotations

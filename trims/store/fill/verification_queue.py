@@ -1,4 +1,4 @@
-"""What an earlier daemon left and is still to be read and hashed, in order."""
+"""Queue of replicas that an earlier daemon left and that are still to be read and hashed."""
 
 from __future__ import annotations
 

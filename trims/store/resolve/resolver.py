@@ -27,11 +27,8 @@ import blake3
 import msgspec
 
 from trims.core.errors import (
-    ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
-    DigestMismatchError,
-    ManifestError,
     TrimsError,
 )
 from trims.core.place import FILE, TierKind
@@ -42,12 +39,11 @@ from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.manifests.manifest import ArtifactSource, Manifest
-from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
-from trims.store.resolve import hashing
-from trims.store.resolve.hashing import DigestNeededError, Digests, LongReadError, Progress, Reading
+from trims.store.catalog import FILE_PREFIX, identities_of
+from trims.store.resolve.file_digests import FileDigests, rest_of
+from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
 from trims.store.resolve.mounts import mount_of, mount_of_now
 from trims.store.resolve.signatures import Signatures
-from trims.store.work import stepped_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,14 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
-#: A file was last written when its times say, or up to this many seconds later: some file systems keep whole seconds,
-#: and the times of one call of `write` are those of its beginning. Such a call takes longer for more bytes, of which it
-#: writes 2 GiB at most.
-_REST_S, _WRITTEN_BYTES_PER_S, _MOST_WRITTEN_BYTES = 2.0, 64 << 20, 2 << 30
-#: Marks a digest in the catalog that was read of a file which may still have been written.
-_UNCERTAIN = " uncertain"
-#: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
-_HASH_HERE_BYTES = 1 << 20
 #: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
 _REMEMBERED = 4096
 
@@ -146,13 +134,12 @@ class Resolver:
         clock: Callable[[], float] = time.monotonic,
         rest_s: Callable[[Path], float] | None = None,
     ) -> None:
-        self._rest_s = rest_s or rest_of
         self._registry = registry
         self._catalog = catalog
         self._picker = picker
         self._artifacts = artifacts
         self._limits = limits
-        self._always_hash = always_hash
+        self._digests = FileDigests(catalog, trusts=not always_hash, rest_s=rest_s or rest_of)
         self._in_place = in_place and not always_hash
         #: Keys of artifacts that turned out to need a conversion, and why.
         self._not_in_place: dict[str, str] = {}
@@ -177,7 +164,7 @@ class Resolver:
     @property
     def compares(self) -> bool:
         """Return whether a file whose identity is unchanged is taken to hold the same bytes."""
-        return not self._always_hash
+        return self._digests.trusts
 
     @property
     def in_place(self) -> bool:
@@ -226,7 +213,7 @@ class Resolver:
             return None
         if known is None or (reading.digest and not known.hashed):
             return None
-        if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
+        if not self._digests.trusts and known.checked_at_s + _TRUST_S <= self._clock():
             return None
         if reading.behind is not None and not known.certain:
             return None
@@ -352,10 +339,10 @@ class Resolver:
         in_place, why_not = self._in_place_key(manifest, chosen, artifact, (identities, made_by))
         if in_place is None and not reading.digest:
             raise DigestNeededError(name)
-        rests_at_s = self._clock() + max(map(self._rest_s, files))
+        rests_at_s = self._clock() + max(map(self._digests.rest_s, files))
         check = partial(self._check_size, manifest, artifact, reading)
-        known = None if reading.digest else self._known_digests(files, identities)
-        digests = self._digests(files, manifest, reading, check) if reading.digest else known
+        known = None if reading.digest else self._digests.known(files, identities)
+        digests = self._digests.read(files, manifest, reading, check) if reading.digest else known
         key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)
         self.signatures.look(chosen, artifact, key, in_place)
         return Resolved(
@@ -425,39 +412,6 @@ class Resolver:
             while len(self._not_in_place) > _REMEMBERED:
                 self._not_in_place.pop(next(iter(self._not_in_place)))
 
-    def _read(
-        self, file: Path, which: tuple[str, str, bool], certain: bool, reading: Reading, check: Callable[[], None]
-    ) -> Digests:
-        """Read a file, from where its last turn ended."""
-        long, (_, identity, _) = file.stat().st_size > _HASH_HERE_BYTES, which
-        if long:
-            check()
-        if long and not reading.long:
-            raise LongReadError(str(file))
-        progress = reading.progress or Progress()
-        part = progress.part(which, certain=certain)
-        read = partial(hashing.read_digests, file, part, reading)
-        found = stepped_back(read) if long else read()
-        if identity_of(file) != identity:
-            raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
-        progress.remember(which, found)
-        mark = "" if found.certain else _UNCERTAIN
-        self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)
-        return found
-
-    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[Digests] | None:
-        """Digests of all files, if the catalog has them."""
-        known = [self._known_digest(file, each) for file, each in zip(files, identities, strict=True)]
-        found = [each for each in known if each is not None]
-        return found if len(found) == len(files) else None
-
-    def _known_digest(self, file: Path, identity: str) -> Digests | None:
-        for mark in ("", _UNCERTAIN):
-            found = self._catalog.digests(str(file), identity + mark)
-            if found is not None:
-                return Digests(*found, certain=not mark)
-        return None
-
     def _python(self, manifest: Manifest, *, required: bool) -> Path | None:
         wanted = manifest.framework
         if wanted is None:
@@ -516,45 +470,6 @@ class Resolver:
             large = reading.sizes.may_refuse(in_all, stated)
             progress.least_bytes = least_image_bytes(artifact) if large else 0
         reading.sizes.refuse(progress.least_bytes, stated)
-
-    def _digests(
-        self, files: tuple[Path, ...], manifest: Manifest, reading: Reading, check: Callable[[], None]
-    ) -> list[Digests]:
-        stated = dict(manifest.artifact.sha256)
-        unknown = set(stated) - {file.name for file in files}
-        if unknown:
-            raise ManifestError(
-                f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
-            )
-        return [self._digest(file, stated.get(file.name), reading, check) for file in files]
-
-    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
-        identity, certain = identity_of(file), self._rest_s(file) <= 0
-        known = None if self._always_hash else self._known_digest(file, identity)
-        again = known is not None and not known.certain and certain and reading.behind is not None
-        if known is None or again or (stated_sha256 is not None and known.sha256 is None):
-            which = (str(file), identity, stated_sha256 is not None)
-            whole = None if reading.progress is None else reading.progress.known(which, certain=again)
-            known = whole or self._read(file, which, certain, reading, check)
-        if stated_sha256 is not None and known.sha256 != stated_sha256:
-            raise DigestMismatchError(
-                f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
-                f"correct the manifest"
-            )
-        return known
-
-
-def rest_of(file: Path) -> float:
-    """Return the seconds until a reading of the file is certain to see all of its last write; 0 or less if it is now.
-
-    A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
-    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git has
-    the same rule and calls such files racy. Times that lie in the future say nothing: the clock was wrong then.
-    """
-    status, now_s = file.stat(), time.time()
-    written_s = max((each for each in (status.st_mtime, status.st_ctime) if each <= now_s), default=-math.inf)
-    takes_s = _REST_S + min(status.st_size, _MOST_WRITTEN_BYTES) / _WRITTEN_BYTES_PER_S
-    return written_s + takes_s - now_s
 
 
 def builder_is_as_before(resolved: Resolved) -> bool:

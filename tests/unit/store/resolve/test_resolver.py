@@ -28,7 +28,7 @@ from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import ImageRecord
-from trims.store.resolve import hashing
+from trims.store.resolve import file_digests, hashing
 from trims.store.resolve import resolver as resolve
 from trims.store.resolve.resolver import Resolver
 
@@ -206,7 +206,7 @@ def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
-    monkeypatch.setattr(resolve, "identity_of", lambda _: "what a write in the same tick leaves")
+    monkeypatch.setattr(file_digests, "identity_of", lambda _: "what a write in the same tick leaves")
     monkeypatch.setattr(resolve, "identities_of", lambda files: tuple("the same" for _ in files))
     rest = [3.0]
     parts = (registry, catalog, InterpreterSelection(), folder / "artifacts", Limits())
@@ -226,25 +226,6 @@ def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
     assert second.key != first.key
     assert resolver.resolve(f"file:{path}", BEHIND).key == second.key
     assert reads == ["a.safetensors"] * 2
-
-
-@pytest.mark.parametrize(("age_s", "rests"), [(1.0, False), (2.5, True), (-5.0, True)])
-def test_a_file_rests_two_seconds_after_its_times_unless_those_lie_in_the_future(
-    age_s: float, rests: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = checkpoint("a")
-    now_s = path.stat().st_ctime + age_s
-    monkeypatch.setattr(resolve.time, "time", lambda: now_s)
-    os.utime(path, (now_s + 1000, now_s + 1000))
-    assert (resolve.rest_of(path) <= 0) is rests
-
-
-def test_a_large_file_may_be_written_for_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (folder / "large").open("wb") as file:
-        file.truncate(640 << 20)
-    now_s = (folder / "large").stat().st_ctime
-    monkeypatch.setattr(resolve.time, "time", lambda: now_s)
-    assert resolve.rest_of(folder / "large") == pytest.approx(12.0)
 
 
 def test_the_same_bytes_under_any_name_are_one_image(
@@ -311,7 +292,7 @@ def test_a_long_file_is_hashed_by_a_thread_that_lets_others_go_first(
     steps_back: bool, resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real, readers = checkpoint("a"), hashing.read_digests, []
-    monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", path.stat().st_size - steps_back)
+    monkeypatch.setattr(file_digests, "_HASH_HERE_BYTES", path.stat().st_size - steps_back)
 
     def read(file: Path, *how: Any) -> hashing.Digests:
         readers.append(threading.current_thread())
@@ -544,7 +525,7 @@ def test_requests_are_refused_by_size_before_a_long_file_is_read(
             said.append(nbytes)
             raise hashing.NotWantedError
 
-    monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", 1000)
+    monkeypatch.setattr(file_digests, "_HASH_HERE_BYTES", 1000)
     for long in (True, False):
         with pytest.raises(hashing.NotWantedError):
             resolver.resolve(f"file:{path}", hashing.Reading(long=long, sizes=TooLarge()))

@@ -1,0 +1,127 @@
+"""Digests of files: kept in the catalog by identity, and read where they are not known for certain."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ArtifactChangedError, DigestMismatchError, ManifestError
+from trims.store.catalog import identity_of
+from trims.store.resolve import hashing
+from trims.store.resolve.hashing import Digests, LongReadError, Progress, Reading
+from trims.store.work import stepped_back
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.manifests.manifest import Manifest
+    from trims.store.catalog import Catalog
+
+#: A file was last written when its times say, or up to this many seconds later: some file systems keep whole seconds,
+#: and the times of one call of `write` are those of its beginning. Such a call takes longer for more bytes, of which it
+#: writes 2 GiB at most.
+_REST_S, _WRITTEN_BYTES_PER_S, _MOST_WRITTEN_BYTES = 2.0, 64 << 20, 2 << 30
+#: Marks a digest in the catalog that was read of a file which may still have been written.
+_UNCERTAIN = " uncertain"
+#: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
+_HASH_HERE_BYTES = 1 << 20
+
+
+class FileDigests:
+    """Digests of artifacts' files.
+
+    Args:
+        catalog: Keeps them.
+        trusts: A file whose identity is unchanged is taken to hold the same bytes.
+        rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
+    """
+
+    def __init__(self, catalog: Catalog, *, trusts: bool, rest_s: Callable[[Path], float]) -> None:
+        self._catalog = catalog
+        self.trusts = trusts
+        self.rest_s = rest_s
+
+    def read(
+        self, files: tuple[Path, ...], manifest: Manifest, reading: Reading, check: Callable[[], None]
+    ) -> list[Digests]:
+        """Return the digests of all files; those that are not known are read.
+
+        Args:
+            files: Of an artifact.
+            manifest: States the digests of some.
+            reading: How to read.
+            check: Called before a long file is read.
+
+        Raises ManifestError, DigestMismatchError, ArtifactChangedError, LongReadError.
+        """
+        stated = dict(manifest.artifact.sha256)
+        unknown = set(stated) - {file.name for file in files}
+        if unknown:
+            raise ManifestError(
+                f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
+            )
+        return [self._digest(file, stated.get(file.name), reading, check) for file in files]
+
+    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
+        identity, certain = identity_of(file), self.rest_s(file) <= 0
+        known = self._known(file, identity) if self.trusts else None
+        again = known is not None and not known.certain and certain and reading.behind is not None
+        if known is None or again or (stated_sha256 is not None and known.sha256 is None):
+            which = (str(file), identity, stated_sha256 is not None)
+            whole = None if reading.progress is None else reading.progress.known(which, certain=again)
+            known = whole or self._read(file, which, certain, reading, check)
+        if stated_sha256 is not None and known.sha256 != stated_sha256:
+            raise DigestMismatchError(
+                f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
+                f"correct the manifest"
+            )
+        return known
+
+    def _read(
+        self, file: Path, which: tuple[str, str, bool], certain: bool, reading: Reading, check: Callable[[], None]
+    ) -> Digests:
+        """Read a file, from where its last turn ended."""
+        long, (_, identity, _) = file.stat().st_size > _HASH_HERE_BYTES, which
+        if long:
+            check()
+        if long and not reading.long:
+            raise LongReadError(str(file))
+        progress = reading.progress or Progress()
+        part = progress.part(which, certain=certain)
+        read = partial(hashing.read_digests, file, part, reading)
+        found = stepped_back(read) if long else read()
+        if identity_of(file) != identity:
+            raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
+        progress.remember(which, found)
+        mark = "" if found.certain else _UNCERTAIN
+        self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)
+        return found
+
+    def known(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[Digests] | None:
+        """Return the digests of all files, if the catalog has them."""
+        known = [self._known(file, each) for file, each in zip(files, identities, strict=True)]
+        found = [each for each in known if each is not None]
+        return found if len(found) == len(files) else None
+
+    def _known(self, file: Path, identity: str) -> Digests | None:
+        for mark in ("", _UNCERTAIN):
+            found = self._catalog.digests(str(file), identity + mark)
+            if found is not None:
+                return Digests(*found, certain=not mark)
+        return None
+
+
+def rest_of(file: Path) -> float:
+    """Return the seconds until a reading of the file is certain to see all of its last write; 0 or less if it is now.
+
+    A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
+    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git has
+    the same rule and calls such files racy. Times that lie in the future say nothing: the clock was wrong then.
+    """
+    status, now_s = file.stat(), time.time()
+    written_s = max((each for each in (status.st_mtime, status.st_ctime) if each <= now_s), default=-math.inf)
+    takes_s = _REST_S + min(status.st_size, _MOST_WRITTEN_BYTES) / _WRITTEN_BYTES_PER_S
+    return written_s + takes_s - now_s
