@@ -85,15 +85,16 @@ def paths() -> Paths:
         Path(folder, "m.yaml").write_text(_MANIFEST)
         Path(folder, "doubling.py").write_text(_PREDICTOR.format(tools=str(_TOOLS), calls=calls))
         environment = {**os.environ, "TRIMS_RUNTIME_DIR": run, "TRIMS_STATE_DIR": f"{folder}/state"}
-        stack.enter_context(_command(environment, calls, "daemon", "serve", "--gpus", "none"))
+        stack.enter_context(_command(environment, calls, "daemon", "serve", "--gpus", "none", "--endpoint", "no"))
         daemon = stack.enter_context(admin(run))
         _until(lambda: _answers(daemon))
         daemon.add(f"{folder}/m.yaml")
         daemon.load("m")
+        opened = _open_path(run, calls)
         arguments = ("--port", "0", "--grpc-port", "none", "--isolation", "process")
         stack.enter_context(_command(environment, calls, "endpoint", "endpoint", *arguments))
         _until(lambda: read_address(run))
-        return Paths(_open_path(run, calls), _infer_path(run, calls))
+        return Paths(opened, _infer_path(run, calls))
 
 
 def _open_path(run: str, calls: str) -> list[Call]:
