@@ -52,15 +52,18 @@ class _Writer:
             if each.parent_id in called and by_id[each.parent_id] != each.process:
                 children.setdefault(each.parent_id, []).append(_number(each.span_id))
         end_ns = max((max(each.start_ns, each.end_ns) for each in spans), default=0)
-        self._builder.write_packet(self._packet(0, pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
+        end = self._packet(0)  # one for all: what differs is written over
+        end.track_event.type = _END
+        first = self._packet(0, pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
+        first.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_MONOTONIC
+        self._builder.write_packet(first)
         for span, lane, until_ns in in_lanes(spans, end_ns):
             track = self._track_of(lane)
             flows = list(children.get(span.span_id, ()))
             if by_id.get(span.parent_id, span.process) != span.process:
                 flows.append(_number(span.span_id))
-            self._begin(span, track, flows)
-            end = self._packet(until_ns)
-            end.track_event.type, end.track_event.track_uuid = _END, track
+            self._begin(span, track, flows, is_first=span.parent_id not in by_id)
+            end.timestamp, end.track_event.track_uuid = until_ns, track
             self._builder.write_packet(end)
         for count in counts:
             packet = self._packet(count.at_ns)
@@ -68,14 +71,16 @@ class _Writer:
             packet.track_event.double_counter_value = count.value
             self._builder.write_packet(packet)
 
-    def _begin(self, span: Record, track: int, flows: list[int]) -> None:
+    def _begin(self, span: Record, track: int, flows: list[int], *, is_first: bool) -> None:
         packet = self._packet(span.start_ns)
         event = packet.track_event
         event.type, event.track_uuid = _BEGIN, track
         event.name_iid = self._interned(packet.interned_data.event_names, self._names, span.name)
         event.flow_ids.extend(flows)
+        # A trace's id stands at its first span only: at each it would take as much room as all the rest.
+        known = {"trace_id": span.trace_id} if is_first else {}
         unfinished = {} if span.is_finished else {"unfinished": True}
-        for key, value in ({"span_id": span.span_id, "trace_id": span.trace_id} | span.attributes | unfinished).items():
+        for key, value in (known | span.attributes | unfinished).items():
             annotation = event.debug_annotations.add()
             annotation.name_iid = self._interned(packet.interned_data.debug_annotation_names, self._keys, key)
             _set(annotation, value)
@@ -84,7 +89,6 @@ class _Writer:
     def _packet(self, at_ns: int, flags: int = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE) -> Any:
         packet = self._builder.create_packet()
         packet.timestamp, packet.trusted_packet_sequence_id, packet.sequence_flags = at_ns, _SEQUENCE, flags
-        packet.timestamp_clock_id = pb.BUILTIN_CLOCK_MONOTONIC
         return packet
 
     def _interned(self, field: Any, known: dict[str, int], text: str) -> int:
