@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from trims.control.registration import Source
 
 _NOTHING = pb.Empty()
+#: A daemon that was away, for however long, is found again within a second: gRPC would wait for up to two minutes.
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
 #: Loads that are begun at most, if the model is evicted between its load and the answer.
 _TRIES = 5
 
@@ -67,7 +73,7 @@ class Admin(_Door):
 
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(runtime_dir)
-        self._channel = grpc.insecure_channel(f"unix:{self._address}")
+        self._channel = grpc.insecure_channel(f"unix:{self._address}", _OPTIONS)
         self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
 
     # -- models ----------------------------------------------------------------------------------------------------
@@ -291,7 +297,7 @@ class AsyncAdmin(_Door):
 
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(runtime_dir)
-        self._channel = grpc.aio.insecure_channel(f"unix:{self._address}")
+        self._channel = grpc.aio.insecure_channel(f"unix:{self._address}", _OPTIONS)
         self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
 
     async def add(

@@ -354,8 +354,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def _begin_stream(self, context: grpc.ServicerContext) -> None:
         if not self._streams.acquire(blocking=False):
             raise CapacityError(
-                f"{MAX_STREAMS} loads and watches are running, which is the limit; end a `trims load` or `trims "
-                "watch`, or ask again when one has ended"
+                f"{MAX_STREAMS} loads and watches are running, which is the limit (each endpoint watches, too); end a "
+                "`trims load` or `trims watch`, or ask again when one has ended"
             )
         if not context.add_callback(self._streams.release):
             self._streams.release()  # the client is gone already

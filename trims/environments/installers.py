@@ -52,7 +52,16 @@ class Installer(ABC):
 
     @abstractmethod
     def resolve(self, python: Interpreter, requirements: Sequence[str], folder: Path, lock_fd: int) -> list[Pin]:
-        """Return exact versions of all that the requirements need. Raises NotSupportedError. `folder` is for files."""
+        """Return exact versions of all that the requirements need.
+
+        Args:
+            python: Interpreter that they are for.
+            requirements: As a user writes them.
+            folder: Scratch folder for the installer's files.
+            lock_fd: Descriptor of the environments' lock, which the installer inherits.
+
+        Raises NotSupportedError if there are none.
+        """
 
     @abstractmethod
     def make(self, python: Interpreter, venv: Path, lock_fd: int) -> None:

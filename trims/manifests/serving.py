@@ -25,6 +25,8 @@ ITEM_BYTES: Mapping[str, int | None] = {
 TENSOR = re.compile(r"^[^\x00-\x1f]{1,256}\Z")
 #: Dimensions of one tensor; numpy can have no more.
 MOST_DIMENSIONS = 32
+#: Length of one dimension: protocols and frameworks count in 64 bits.
+MOST_LENGTH = (1 << 62) - 1
 ANY = -1
 #: The one length of a shape of which not even the number of dimensions is known.
 ANY_RANK = -2
@@ -110,7 +112,7 @@ NO_SIGNATURE = Signature()
 
 def _may_be_requested(tensor: TensorType) -> bool:
     lengths = len(tensor.shape) <= MOST_DIMENSIONS and all(
-        type(length) is int and ANY <= length < 1 << 62 for length in tensor.shape
+        type(length) is int and ANY <= length <= MOST_LENGTH for length in tensor.shape
     )
     lengths = lengths or tensor.shape == (ANY_RANK,)
     named = type(tensor.name) is str and TENSOR.match(tensor.name) is not None

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from trims.core.errors import ManifestError
 from trims.manifests.fields import about, matching, one_of, parse
-from trims.manifests.serving import ANY, ITEM_BYTES, MOST_DIMENSIONS, TENSOR, TensorType, check_names
+from trims.manifests.serving import ANY, ITEM_BYTES, MOST_DIMENSIONS, MOST_LENGTH, TENSOR, TensorType, check_names
 
 TensorName = Annotated[str, matching(TENSOR.pattern, "the name of a tensor: 1 to 256 printable characters")]
 _PATH = matching(r"^[^\x00]{1,4096}\Z", "the path of a file", "File with one label a line, for classification.")
@@ -19,7 +19,7 @@ class Input(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: TensorName
     dtype: Annotated[str, one_of(tuple(ITEM_BYTES))]
     shape: Annotated[
-        tuple[Annotated[int, about("", ge=ANY)], ...],
+        tuple[Annotated[int, about("", ge=ANY, le=MOST_LENGTH)], ...],
         about("Lengths of its dimensions; -1 stands for any.", max_length=MOST_DIMENSIONS),
     ]
     layout: Annotated[str, one_of(("NCHW", "NHWC"), "Of an image.")] = ""

@@ -136,7 +136,7 @@ class Extent:
         return self._closed
 
     def close(self) -> None:
-        """Close the descriptors, at most once. For the tier that owns them."""
+        """Close the descriptors; a second call does nothing. Only the tier that owns them calls this."""
         with self._closing:
             if not self._closed:
                 self._closed = True

@@ -189,7 +189,7 @@ class MappedImage:
 
 
 class Upgrade:
-    """Upgrade of an image that lies at a better place, too, as a daemon has reported.
+    """Pending move of an image's mappings to a faster place that the daemon has reported.
 
     Attributes:
         channel: The connection that reported it.

@@ -101,7 +101,7 @@ class Template:
         return self._forking > 0 or not self.ready.done()
 
     async def _import(self, modules: Sequence[str]) -> None:
-        """Have it import modules, as many at a time as a message holds; those that cannot be are skipped."""
+        """Have the template import modules, in batches of one message; a name too long for a message is skipped."""
         for begin in range(0, len(modules), _MODULES_AT_ONCE):
             some = list(modules[begin : begin + _MODULES_AT_ONCE])
             answer, _ = await self._ask({"op": "import", "modules": some}, (), _IMPORT_S)

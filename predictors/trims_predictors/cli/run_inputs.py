@@ -120,7 +120,7 @@ class RunInputs:
 
 
 def _request_in(argument: str) -> bytes | None:
-    """A whole request; None if the argument is something else."""
+    """Return the request that an argument holds or names; None if it is no request."""
     if argument.lstrip().startswith("{"):
         return argument.encode()
     return _read(argument) if argument.endswith(".json") and _is_file(argument) else None

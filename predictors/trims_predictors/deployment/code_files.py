@@ -72,8 +72,15 @@ def _python_files(folder: str) -> list[str]:
         modules = [entry.path for entry in entries if entry.name.endswith(".py")]
         found += modules
         if modules or inner == folder:
-            waiting.extend(entry.path for entry in entries if entry.name.isidentifier() and entry.is_dir())
+            waiting.extend(entry.path for entry in entries if entry.name.isidentifier() and _is_folder(entry))
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link that leads to itself
+        return False
 
 
 def _facts(path: str) -> str:

@@ -44,6 +44,8 @@ _LOOKED_S = 3.0
 _IN_USE_S = 300.0
 #: Seconds after which another daemon may answer, where it is not watched.
 _ANOTHER_S = 30.0
+#: Seconds for the daemon to describe a model: the first look at a file takes a second at most.
+_PATIENCE_S = 10.0
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
 _log = logging.getLogger(__name__)
@@ -126,8 +128,9 @@ class Deployments:
     def _differs(self, known: _Known) -> bool:
         try:
             return self._surroundings(known.manifest, known.framework) != known.surroundings
-        except TrimsError:
-            return True  # the next request asks for it, and gets the error
+        except Exception as error:  # noqa: BLE001 - the next request asks for it and gets the error; others' are looked at
+            _log.debug("%s cannot be looked at: %s", known.deployment.model, error)
+            return True
 
     def _mark(self, names: Iterable[str] | None) -> None:
         """Have models asked for again at their next requests; None for all."""
@@ -196,7 +199,7 @@ class Deployments:
         self._changed.discard(name)  # what changes from now on is found out by the next request
         asked_s = self._clock()
         try:
-            model = await self._daemon.show(name)
+            model = await self._described(name)
             manifest = parse_manifest(model.manifest, model.origin)
             framework = framework_of(manifest, model.format)
             surroundings = await asyncio.to_thread(self._surroundings, manifest, framework)  # they lie on a disk
@@ -214,6 +217,13 @@ class Deployments:
             deployment, manifest, framework, surroundings, key, asked_s, looked_s=now_s, used_s=now_s
         )
         return known
+
+    async def _described(self, name: str) -> Model:
+        """Ask the daemon. Raises DaemonAwayError also for one that hangs, because a request waits for this."""
+        try:
+            return await asyncio.wait_for(self._daemon.show(name), _PATIENCE_S)
+        except asyncio.TimeoutError:
+            raise DaemonAwayError(f"the daemon did not describe {name!r} within {_PATIENCE_S:g} s") from None
 
     def knows(self, name: str) -> bool:
         """Return whether the model was registered when the daemon was asked last."""

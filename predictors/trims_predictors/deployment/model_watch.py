@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import NotSupportedError, TrimsError
+from trims.core.errors import CapacityError, NotSupportedError, TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,8 +44,12 @@ class ModelWatch:
                 if not self._warned:
                     _log.warning("the daemon is older and reports no changes of models: it is asked every second")
                 self._warned = True
+            except CapacityError as error:
+                _log.warning("the daemon has no stream left for changes of models and is asked every second: %s", error)
             except TrimsError as error:
                 _log.debug("models are not watched: %s", error)
+            except Exception:  # noqa: BLE001 - it ends for no error: all models would be asked for at each request
+                _log.exception("models are not watched for a moment")
             await asyncio.sleep(_AGAIN_S)
 
     async def _follow(self) -> None:

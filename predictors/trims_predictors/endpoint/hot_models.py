@@ -46,7 +46,10 @@ class HotModels:
     async def run(self) -> None:
         """Look again and again until the task is cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - a look that fails is no reason to look at no model ever again
+                _log.exception("models with hot spares were not looked at")
             await asyncio.sleep(_EVERY_S)
 
     async def look(self) -> None:

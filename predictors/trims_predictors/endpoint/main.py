@@ -173,7 +173,7 @@ class _Shutdown:
 
 
 async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Shutdown) -> str:
-    """gRPC beside HTTP, if it is wanted: its address, or nothing."""
+    """Start the gRPC server if it is configured. Return its address; empty without one."""
     if settings.grpc_port is None:
         return ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

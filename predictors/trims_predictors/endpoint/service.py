@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
+#: Seconds for the daemon to report where its files are.
+_PATIENCE_S = 2.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
 )  # fmt: skip
@@ -129,8 +131,8 @@ class Service:
             return
         life = self._deployments.daemon_life
         try:
-            told = await self._daemon.status()
-        except TrimsError:
+            told = await asyncio.wait_for(self._daemon.status(), _PATIENCE_S)
+        except (TrimsError, asyncio.TimeoutError):
             return  # no model can be opened either, and the next request asks again
         self._hidden_in = life
         self.pool.hide(told.health.state_dir)

@@ -91,5 +91,5 @@ def images_of(array: Array) -> list[Array]:
 
 
 def like(array: Array, images: Sequence[Array]) -> Array:
-    """Images of one size as they came: one image if the array was one, else a batch."""
+    """Return images in the form of the input: one image if the input was one image, else a batch."""
     return images[0] if array.dtype != object and array.ndim == 3 else np.stack(list(images))

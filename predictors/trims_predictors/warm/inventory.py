@@ -182,5 +182,5 @@ class Inventory:
 
 
 def _shares(spares: list[PredictorProcess], counted: Mapping[int, Footprint]) -> tuple[int, ...]:
-    """The bytes of each; 0 for one that was not counted yet."""
+    """Return the bytes of each process of the inventory; 0 for one that was not measured yet."""
     return tuple(counted[each.pid].share_bytes if each.pid in counted else 0 for each in spares)

@@ -200,7 +200,7 @@ class Worker:
     def _prepare(self, message: Message) -> tuple[Message, None]:
         """Do what does not depend on the model: threads, warm code paths, the connection to the daemon.
 
-        A program of its own imports first what a fork has from its template.
+        A worker that was not forked imports here what a template would have imported.
         """
         for module in message["modules"] if message["import"] else ():
             with contextlib.suppress(Exception):  # a model that needs it imports it again; its client gets the error

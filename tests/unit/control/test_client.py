@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from trims_client import connect
 
@@ -128,6 +129,21 @@ def test_an_add_that_is_interrupted_leaves_nothing_registered(admin: Admin, chec
 def test_no_daemon_is_said_with_the_remedy(folder: Path) -> None:
     with trims.admin(folder / "nowhere") as admin, pytest.raises(DaemonAwayError, match="start one with `trims serve`"):
         admin.status()
+
+
+def test_a_daemon_that_was_away_for_long_is_found_again_within_a_second(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, int]] = []
+    real = grpc.insecure_channel
+
+    def channel(target: str, options: Any = ()) -> Any:
+        given.append(dict(options))
+        return real(target, options)
+
+    monkeypatch.setattr(grpc, "insecure_channel", channel)
+    trims.admin(folder / "nowhere").close()
+    assert given[0]["grpc.max_reconnect_backoff_ms"] <= 1000
 
 
 def test_asyncio_gets_the_same_answers(daemon: Daemon, checkpoint: Callable[..., Path], folder: Path) -> None:

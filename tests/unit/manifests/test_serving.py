@@ -26,7 +26,7 @@ def test_tensors_of_a_predictor_are_such_as_requests_may_have() -> None:
 
 @pytest.mark.parametrize(
     "wrong", [("", "FP32", ()), (1, "FP32", ()), ("x", "F32", ()), ("x", [], ()), ("x", "FP32", (-3,)),
-              ("x", "FP32", ("a",)), ("x", "FP32", (True,)), ("x", "FP32", (1,) * 33)],
+              ("x", "FP32", ("a",)), ("x", "FP32", (True,)), ("x", "FP32", (1,) * 33), ("x", "FP32", (1 << 63,))],
 )  # fmt: skip
 def test_a_tensor_that_no_request_can_have_is_refused(wrong: tuple[Any, Any, Any]) -> None:
     with pytest.raises(ManifestError, match=r"m\[1\]: .*is no tensor: it needs a name"):

@@ -185,7 +185,7 @@ class Ledger:
     def _lease_changed(self, replica: Replica, at_s: float, *, others: bool) -> None:
         """Update a replica whose lease began or ended.
 
-        With other leases, neither its bytes nor its keep-alive changed.
+        If the replica has other leases, neither its bytes nor its keep-alive changed.
         """
         if others:
             replica.last_used_s = at_s

@@ -160,7 +160,7 @@ def builder_program(options: Mapping[str, Any], origin: str) -> Program:
 def _chosen(
     loaded: Any, path: Path, is_tensor: Callable[[Any], bool], key: Sequence[Key] | None
 ) -> tuple[Any, list[str], dict[Any, Any]]:
-    """Return the state dict, the names beside it, and of these the values that must not hold weights."""
+    """Return the state dict, the names of the other entries, and those entries that must contain no tensors."""
     if key is not None:
         return *select(loaded, path, key), {}
     for wrapper in _WRAPPERS if isinstance(loaded, dict) else ():

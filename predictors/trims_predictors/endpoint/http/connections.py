@@ -205,7 +205,7 @@ class ImpatientProtocol(HttpToolsProtocol):
             return
 
     def _head_without_offer(self) -> bytes:
-        """The head that was just read, without what offers another protocol."""
+        """Return the request's header block without the headers that offer another protocol (`Upgrade`)."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
         for name, value in self.headers:

@@ -100,3 +100,9 @@ def test_a_folder_of_thousands_of_files_is_looked_at_in_part(code: Path) -> None
     before = code_identity(manifest(code, predictor={"call": "mine:Model"}))
     (code / "mine.py").write_text("NUMBER = 2\n")
     assert code_identity(manifest(code, predictor={"call": "mine:Model"})) != before
+
+
+def test_a_link_that_leads_to_itself_is_no_folder(code: Path) -> None:
+    before = code_identity(manifest(code, predictor={"call": "mine:Model"}))
+    (code / "loop").symlink_to("loop")
+    assert code_identity(manifest(code, predictor={"call": "mine:Model"})) == before

@@ -447,3 +447,45 @@ def test_a_model_that_cannot_run_any_more_is_refused_at_each_request() -> None:
                 await known.of("m")
 
     watching(work, Daemon(model(framework={"name": "torch"})))
+
+
+def test_a_look_that_fails_for_one_model_goes_on_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
+        del daemon
+        for name in ("m", "other"):
+            await known.of(name)
+        identity = deployments.code_identity
+
+        def broken(manifest: Any) -> str:
+            if manifest.name == "m":
+                raise OSError(40, "Too many levels of symbolic links")
+            return identity(manifest)
+
+        monkeypatch.setattr(deployments, "code_identity", broken)
+        clock.now_s += 2.0
+        await known.look()
+        assert known.current("m") is None
+        assert known.current("other") is not None
+
+    watching(work, Daemon(model(framework={"name": "torch"}), model(name="other", framework={"name": "torch"})))
+
+
+def test_a_daemon_that_hangs_is_as_one_that_is_away(retired: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments, "_PATIENCE_S", 0.05)
+    daemon = Daemon(model(framework={"name": "torch"}))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        before = await kept.of("m")
+
+        async def hang(name: str) -> Model:
+            await asyncio.sleep(60)
+            return daemon.models[name]
+
+        daemon.show = hang  # type: ignore[method-assign]
+        kept._mark(None)
+        assert await kept.of("m") is before
+        with pytest.raises(DaemonAwayError):
+            await kept.of("other")
+
+    asyncio.run(work())

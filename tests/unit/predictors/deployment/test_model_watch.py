@@ -10,7 +10,7 @@ from trims_predictors.deployment import model_watch
 from trims_predictors.deployment.model_watch import ModelWatch
 
 from trims.control.answers import ModelChange
-from trims.core.errors import DaemonAwayError, NotSupportedError, TrimsError
+from trims.core.errors import CapacityError, DaemonAwayError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,12 +22,12 @@ class Daemon:
     """Sends the changes, and raises the errors, that are put into its queue."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[ModelChange | TrimsError] = asyncio.Queue()
+        self.queue: asyncio.Queue[ModelChange | Exception] = asyncio.Queue()
 
     async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
         while True:
             found = await self.queue.get()
-            if isinstance(found, TrimsError):
+            if isinstance(found, Exception):
                 raise found
             yield found
 
@@ -104,3 +104,17 @@ def test_an_older_daemon_is_reported_once_and_never_trusted(
 
     watched(monkeypatch, work)
     assert len([each for each in caplog.records if each.name.endswith("model_watch")]) == 1
+
+
+def test_a_watch_goes_on_after_an_error_of_another_kind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(daemon: Daemon, watch: ModelWatch, seen: list[Any]) -> None:
+        await daemon.queue.put(ZeroDivisionError("surprise"))
+        await daemon.queue.put(CapacityError("48 loads and watches are running"))
+        await daemon.queue.put(change())
+        await until(lambda: watch.is_complete)
+        assert seen == [None, []]
+
+    watched(monkeypatch, work)
+    assert [each.levelname for each in caplog.records if each.name.endswith("model_watch")] == ["ERROR", "WARNING"]
