@@ -400,7 +400,7 @@ def test_a_shell_completes_commands(tmp_path: Path) -> None:
         [sys.executable, "-m", "trims.cli.main", "completion", "bash"], capture_output=True, text=True, check=True
     ).stdout)  # fmt: skip
     typed = (
-        f'source {script}; COMP_WORDS=(trims ev); COMP_CWORD=1; _shtab_trims trims ev trims; echo "${{COMPREPLY[@]}}"'
+        f'source {script}; COMP_WORDS=(trims evi); COMP_CWORD=1; _shtab_trims trims evi trims; echo "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True)
     assert done.stdout == "evict\n"

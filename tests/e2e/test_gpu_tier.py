@@ -18,6 +18,8 @@ from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, make_devices
+from trims.trace import spans
+from trims.trace.reader import read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,13 +240,15 @@ def test_a_model_is_copied_between_peer_devices_directly_else_through_the_host(
     make_devices(folder / "cuda", devices)
     daemon, path = serve_gpu(gpu_driver=driver), checkpoint("m", nbytes=20 << 20)
     name = f"file:{path}"
+    spans.configure(folder / "trace", "tester", everything=True)
     with connect(daemon.config.runtime_dir) as session:
         session.open_file(path, place="gpu:0").close()
         daemon.store.evict(name, CPU)
         with session.open_file(path, place="gpu:1") as weights, session.open_file(path) as on_host:
             assert weights.device == OTHER_UUID
             assert read(weights.on_device("weight")) == bytes(on_host.raw("weight"))
-    copies = {span.name for span in daemon.tracer.spans if span.name.startswith("copy.")}
+    spans.stop()
+    copies = {span.name for span in read_spans(folder / "trace") if span.name.startswith("copy.")}
     assert ("copy.gpu:0-gpu:1" in copies) is peers
     assert ("copy.cpu-gpu:1" in copies) is not peers
     assert not check_store(daemon.store, verify=True).findings

@@ -34,7 +34,7 @@ from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.image.in_place import MAX_FILES
 from trims.store.fill import plans
-from trims.store.resolve import hashing, resolver
+from trims.store.resolve import file_digests, hashing, resolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -500,9 +500,9 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
     daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests = [False]
-    monkeypatch.setattr(daemon.store._opens._resolver, "_rest_s", lambda _: -1.0 if rests[0] else 0.05)
-    written = resolver.identity_of(model)  # a write in the same tick of the clock leaves it as it is
-    monkeypatch.setattr(resolver, "identity_of", lambda _: written)
+    monkeypatch.setattr(daemon.store._opens._resolver._digests, "rest_s", lambda _: -1.0 if rests[0] else 0.05)
+    written = file_digests.identity_of(model)  # a write in the same tick of the clock leaves it as it is
+    monkeypatch.setattr(file_digests, "identity_of", lambda _: written)
     for module in (resolver, plans):
         monkeypatch.setattr(module, "identities_of", lambda _: (written,))
 
@@ -532,7 +532,7 @@ def replace_file(model: Path, value: float) -> None:
 def test_a_pin_moves_to_the_image_of_a_replaced_file_that_is_opened_in_place(
     daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.store._opens._resolver, "_rest_s", lambda _: -1.0)
+    monkeypatch.setattr(daemon.store._opens._resolver._digests, "rest_s", lambda _: -1.0)
     register(daemon, model)
     daemon.store.load("m", CPU).result(WAIT_S)
     daemon.store.pin("m", CPU, pinned=True)
@@ -887,7 +887,7 @@ def test_what_fits_nowhere_is_served_from_its_files_and_never_hashed(
         file.truncate(8 + len(header) + nbytes)
     read = list[Path]()
     monkeypatch.setattr(hashing, "read_digests", lambda file, *how: read.append(file))
-    monkeypatch.setattr(daemon.store.resolver, "_rest_s", lambda file: -1.0)
+    monkeypatch.setattr(daemon.store.resolver._digests, "rest_s", lambda file: -1.0)
     for _ in range(5):
         with session.open_file(folder / "huge.safetensors") as weights:
             assert weights.place == "file"

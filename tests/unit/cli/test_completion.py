@@ -57,7 +57,7 @@ def test_places_are_completed(script: str) -> None:
 
 
 def test_commands_and_options_are_completed(script: str) -> None:
-    assert completions(script, "ev") == ["evict"]
+    assert completions(script, "evi") == ["evict"]
     assert completions(script, "evict", "--dr") == ["--drain"]
 
 

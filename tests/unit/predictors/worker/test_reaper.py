@@ -15,7 +15,7 @@ from trims.process.lifeline import Lifeline
 
 #: Program that starts a process in a session of its own, whose parent ends at once, and prints its number.
 _DETACH = """
-import os, sys, time
+import os, signal, sys, time
 from trims_predictors.worker.reaper import adopt, end_strays, guarded
 from trims.process.lifeline import depend_on
 def detach():
@@ -149,10 +149,12 @@ def test_a_guarded_process_ends_with_its_guard() -> None:
 def test_strays_are_ended_in_rounds_and_known_children_stay() -> None:
     code = """
 adopt()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 known = os.fork()
 if known == 0: time.sleep(600)
 stray = detach()
 print(f"{known}\\n{stray}", end="", flush=True)
+signal.sigwait({signal.SIGUSR1})  # until both are looked at: a stray that has ended has no descriptor any more
 while end_strays({known}): time.sleep(0.01)
 print("done", flush=True)
 time.sleep(600)
@@ -160,6 +162,7 @@ time.sleep(600)
     lifeline = Lifeline()
     with start(lifeline, code) as process:
         known, stray = told(process), told(process)
+        process.send_signal(signal.SIGUSR1)
         assert process.stdout is not None
         assert process.stdout.readline() == b"done\n"
         assert ended(stray)
