@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trims_predictors.endpoint import hot_models
 from trims_predictors.endpoint.hot_models import HotModels
 
 from trims.core.errors import DaemonAwayError, ManifestError, NotSupportedError
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Daemon:
@@ -87,3 +91,29 @@ def test_while_the_daemon_is_away_nothing_is_forgotten() -> None:
     side.daemon.away = True
     side.look()
     assert (side.wanted, side.forgotten) == (["a"], [])
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hot_models, "_EVERY_S", 0.0)
+    looks: list[int] = []
+
+    async def work() -> None:
+        done = asyncio.Event()
+
+        async def models() -> list[Any]:
+            looks.append(1)
+            if len(looks) == 1:
+                raise ZeroDivisionError("surprise")
+            done.set()
+            return []
+
+        watcher = HotModels(SimpleNamespace(models=models), None, None, None)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(watcher.run())
+        await asyncio.wait_for(done.wait(), 20)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    asyncio.run(work())
+    assert [each.levelname for each in caplog.records if each.name == hot_models.__name__] == ["ERROR"]
