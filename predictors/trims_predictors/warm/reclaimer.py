@@ -7,7 +7,6 @@ a template has been without use for long enough. Counting runs in a thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -72,8 +71,15 @@ class Reclaimer:
         """Wait until something has changed, or a template's time is over."""
         usages, _ = self._inventory.usages(self.counted)
         end_s = next_end_s(usages, self.limits)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), None if end_s is None else max(0.0, end_s - time.monotonic()))
+        if end_s is None:
+            await self._woken.wait()
+            return
+        # Not `wait_for`: before Python 3.12 it loses a cancellation that comes with the event, and the pool never ends.
+        timer = asyncio.get_running_loop().call_later(max(0.0, end_s - time.monotonic()), self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            timer.cancel()
 
     async def _look(self) -> Step | None:
         """Count, and decide by what is the case afterwards."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,3 +108,24 @@ def test_a_template_whose_time_is_over_ends_without_a_wake(counting: list[thread
 
     look_after(inventory, Limits(0.0), work)
     assert len(inventory.steps) == 3
+
+
+@pytest.mark.parametrize("most_bytes", [None, 10_000])
+def test_it_ends_though_something_changes_in_the_moment_of_its_end(
+    counting: list[threading.Thread], most_bytes: int | None
+) -> None:
+    async def run() -> None:
+        inventory = Inventory()
+        inventory.used_s = time.monotonic()
+        limits = Limits(1000.0, most_bytes)
+        kept = Reclaimer(inventory, limits, inventory.calm, inventory.carry_out)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(kept.run())
+        await asyncio.sleep(0)  # it waits
+        await asyncio.sleep(0)
+        kept.wake()
+        await asyncio.sleep(0)  # what it waits for has come, and it has not run yet
+        task.cancel()
+        done, _ = await asyncio.wait((task,), timeout=20)
+        assert done == {task}
+
+    asyncio.run(run())
