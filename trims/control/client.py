@@ -41,7 +41,6 @@ _NOTHING = pb.Empty()
 #: A daemon that was away, for however long, is found again within a second: gRPC would wait for up to two minutes.
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 #: Loads that are begun at most, if the model is evicted between its load and the answer.
