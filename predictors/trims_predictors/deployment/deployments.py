@@ -208,7 +208,8 @@ class Deployments:
             self.forget(name)
             raise
         except BaseException:
-            self._changed.add(name)
+            if name in self._known:  # others are asked for anyway, and clients may name as many as they like
+                self._changed.add(name)
             raise
         if before is not None and (before.deployment.key != deployment.key or _differ(before.key, model.key)):
             self._retire(before.deployment.key)

@@ -41,16 +41,20 @@ class ModelWatch:
             try:
                 await self._follow()
             except NotSupportedError:
-                if not self._warned:
-                    _log.warning("the daemon is older and reports no changes of models: it is asked every second")
-                self._warned = True
+                self._warn("the daemon is older and reports no changes of models: it is asked every second")
             except CapacityError as error:
-                _log.warning("the daemon has no stream left for changes of models and is asked every second: %s", error)
+                self._warn(f"changes of models are not reported, and the daemon is asked every second: {error}")
             except TrimsError as error:
                 _log.debug("models are not watched: %s", error)
             except Exception:  # noqa: BLE001 - it ends for no error: all models would be asked for at each request
                 _log.exception("models are not watched for a moment")
             await asyncio.sleep(_AGAIN_S)
+
+    def _warn(self, text: str) -> None:
+        """Log it once, until a stream begins again: it is tried every second."""
+        if not self._warned:
+            _log.warning("%s", text)
+        self._warned = True
 
     async def _follow(self) -> None:
         first = True
@@ -58,7 +62,7 @@ class ModelWatch:
             async for change in self._daemon.watch_models():
                 if first or change.all:
                     self.streams += first
-                    first = False
+                    first = self._warned = False
                     self._changed(None)
                 self._changed(change.names)
                 self.is_complete = not change.outside

@@ -489,3 +489,17 @@ def test_a_daemon_that_hangs_is_as_one_that_is_away(retired: list[str], monkeypa
             await kept.of("other")
 
     asyncio.run(work())
+
+
+def test_names_that_clients_make_up_are_not_remembered(retired: list[str]) -> None:
+    daemon = Daemon()
+    daemon.away = True
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        for number in range(20):
+            with pytest.raises(DaemonAwayError):
+                await kept.of(f"made up {number}")
+
+    asyncio.run(work())
+    assert not kept._changed

@@ -111,7 +111,8 @@ def test_a_watch_goes_on_after_an_error_of_another_kind(
 ) -> None:
     async def work(daemon: Daemon, watch: ModelWatch, seen: list[Any]) -> None:
         await daemon.queue.put(ZeroDivisionError("surprise"))
-        await daemon.queue.put(CapacityError("48 loads and watches are running"))
+        for _ in range(3):
+            await daemon.queue.put(CapacityError("48 loads and watches are running"))
         await daemon.queue.put(change())
         await until(lambda: watch.is_complete)
         assert seen == [None, []]
