@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ from trims.trace.recorder import SUFFIX, VERSION, is_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+#: Seconds between two looks for spans; processes write them ten times a second.
+_LOOK_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,26 @@ def read_traces(folder: Path | str, trace_id: str | None = None) -> list[Trace]:
     for trace in traces.values():
         trace.spans.sort(key=lambda each: (each.start_ns, -each.end_ns))
     return sorted(traces.values(), key=lambda trace: trace.start_ns)
+
+
+def wait_for_trace(folder: Path | str, trace_id: str, patience_s: float) -> Trace | None:
+    """Return a trace once all processes have written their spans of it: two looks find the same ones, all ended.
+
+    Args:
+        folder: Where processes write.
+        trace_id: Of the trace.
+        patience_s: Seconds after which it is returned as it is; None then if nothing was written.
+    """
+    until_s, before = time.monotonic() + patience_s, -1
+    while True:
+        found = read_traces(folder, trace_id)
+        spans = found[0].spans if found else []
+        if spans and len(spans) == before and all(each.is_finished for each in spans):
+            return found[0]
+        if time.monotonic() > until_s:
+            return found[0] if found else None
+        before = len(spans)
+        time.sleep(_LOOK_S)
 
 
 def read_spans(folder: Path | str) -> Iterator[Record]:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from trims.trace.tree import Line
 
 _INPUT = "inputs as for trims run: a request is traced; without any, an open of the model's weights"
-#: Seconds for processes to write their last spans: they do it ten times a second.
+#: Seconds for processes to write their last spans.
 _WRITTEN_S = 3.0
-_LOOK_S = 0.15
 _NAME_COLUMNS = 44
 
 
@@ -131,22 +130,13 @@ def _open(options: argparse.Namespace) -> None:
 
 
 def _written(folder: Path, trace_id: str) -> Trace:
-    """Return the trace once all processes have written their spans of it, or after a moment without those."""
     from trims.core.errors import InternalError
-    from trims.trace.reader import read_traces
+    from trims.trace.reader import wait_for_trace
 
-    until_s, before = time.monotonic() + _WRITTEN_S, -1
-    while True:
-        found = read_traces(folder, trace_id)
-        spans = found[0].spans if found else []
-        settled = len(spans) == before and all(each.is_finished for each in spans)
-        if (settled and spans) or time.monotonic() > until_s:
-            break
-        before = len(spans)
-        time.sleep(_LOOK_S)
-    if not found:
+    found = wait_for_trace(folder, trace_id, _WRITTEN_S)
+    if found is None:
         raise InternalError(f"no spans were written to {folder}; see the log for the reason")
-    return found[0]
+    return found
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

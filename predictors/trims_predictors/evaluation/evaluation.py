@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import TrimsError
+from trims.core.errors import InternalError, TrimsError
 from trims.trace import spans
 from trims.trace.levels import Level
-from trims.trace.reader import read_traces
+from trims.trace.reader import wait_for_trace
 from trims_predictors.evaluation import tiers
 from trims_predictors.evaluation.stages import partition
 from trims_predictors.evaluation.ways import HOT, digest_of
@@ -138,19 +138,11 @@ class Evaluation:
         )
 
     def _trace(self, trace_id: str) -> Trace:
-        """Return the trace once the daemon has written its part: two looks find the same spans, all of them ended."""
+        """Return the trace of a sample once the daemon has written its part. Raises InternalError if none was."""
         recorder = spans.recorder()
         if recorder is not None:
             recorder.flush(_WRITTEN_S)
-        until_s, before = time.monotonic() + _WRITTEN_S, -1
-        while True:
-            found = read_traces(self.folder, trace_id)
-            parts = found[0].spans if found else []
-            if parts and len(parts) == before and all(each.is_finished for each in parts):
-                return found[0]
-            if time.monotonic() > until_s:
-                if parts:
-                    return found[0]
-                raise TrimsError(f"no spans were written to {self.folder}")
-            before = len(parts)
-            time.sleep(0.12)
+        found = wait_for_trace(self.folder, trace_id, _WRITTEN_S)
+        if found is None:
+            raise InternalError(f"no spans were written to {self.folder}; see the log for the reason")
+        return found

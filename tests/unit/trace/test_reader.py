@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.trace.reader import read_counts, read_spans, read_traces
+from trims.trace.reader import read_counts, read_spans, read_traces, wait_for_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +55,18 @@ def test_a_file_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
     write(tmp_path, HEADER, {"spans": [ROW]})
     os.symlink(tmp_path / "gone", tmp_path / "0-1.spans")
     assert [each.name for each in read_spans(tmp_path)] == ["one"]
+
+
+def test_a_trace_is_waited_for_until_its_spans_have_ended_or_patience_has(tmp_path: Path) -> None:
+    assert wait_for_trace(tmp_path, ROW[0], 0.0) is None
+    open_row = [*ROW[:1], "b" * 16, *ROW[2:6], 0, *ROW[7:]]
+    path = write(tmp_path, HEADER, {"spans": [ROW], "open": [open_row]})
+    unfinished = wait_for_trace(tmp_path, ROW[0], 0.0)
+    assert unfinished is not None
+    assert [each.is_finished for each in unfinished.spans] == [True, False]
+    later = threading.Timer(0.05, lambda: path.write_text(f"{json.dumps(HEADER)}\n{json.dumps({'spans': [ROW]})}\n"))
+    later.start()
+    found = wait_for_trace(tmp_path, ROW[0], 30.0)
+    later.join(20)
+    assert found is not None
+    assert [each.is_finished for each in found.spans] == [True]
