@@ -118,10 +118,11 @@ class Launcher:
         """
         python = environment.python
         self._hold(python)
-        with as_trims_errors(f"{module} cannot be started"), contextlib.ExitStack() as undo:
+        called = _CALLED.get(module, module)
+        with as_trims_errors(f"no {called} for {environment.framework} can be started"), contextlib.ExitStack() as undo:
             ties = self.tie()
             undo.callback(ties.close)
-            output = self.outputs.open(_CALLED.get(module, module))
+            output = self.outputs.open(called)
             undo.callback(output.close)
             child = self._run(module, environment, ties, output.fileno())
             undo.pop_all()
