@@ -110,7 +110,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10 or newer with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu,endpoint,otel,trace,steps]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu,endpoint,otel,trace,eval,postgresql,steps]' --group dev
 	@touch $@
 
 .PHONY: mxnet-env

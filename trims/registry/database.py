@@ -99,11 +99,11 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
             return
 
 
-def damaged(path: Path, what: object) -> ConfigError:
+def damaged(path: Path, what: object, remedy: str = "add the models again") -> ConfigError:
     """Return the error for a file whose content is not what it should be."""
     return ConfigError(
         f"{path} is not a usable database ({what}); move it away, together with {path.name}-wal and {path.name}-shm "
-        "where they are, and add the models again"
+        f"where they are, and {remedy}"
     )
 
 
@@ -132,7 +132,7 @@ def _connect(path: Path, where: str) -> _Connection:
             where, check_same_thread=False, isolation_level=None, timeout=LOCKED_S, factory=_Connection
         )
     except sqlite3.Error as error:
-        raise _explain(error, path) from error
+        raise explain(error, path) from error
     assert isinstance(found, _Connection)
     found.path = path
     return found
@@ -150,7 +150,7 @@ def _check_log(path: Path) -> None:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCKED_S)) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except _OF_THE_FILE as error:
-        raise _explain(error, path) from error
+        raise explain(error, path) from error
     except sqlite3.DatabaseError as error:
         found = str(error)
     if found != "ok":
@@ -200,13 +200,22 @@ class _Cursor(sqlite3.Cursor):
             return method(*given)
         except sqlite3.DatabaseError as error:
             assert isinstance(self.connection, _Connection)
-            explained = _explain(error, self.connection.path, frozen=self.connection.frozen)
+            explained = explain(error, self.connection.path, frozen=self.connection.frozen)
             self.close()  # the traceback holds this cursor, and an open one holds the file after the connection's end
             raise explained from error
 
 
-def _explain(error: sqlite3.Error, path: Path, *, frozen: bool = False) -> Exception:
-    """Return the error that an error of sqlite means for an operator; the error itself if it is a bug of ours."""
+def explain(
+    error: sqlite3.Error, path: Path, *, frozen: bool = False, remedy: str = "add the models again"
+) -> Exception:
+    """Return the error that an error of sqlite means for an operator; the error itself if it is a bug of ours.
+
+    Args:
+        error: As sqlite raised it.
+        path: Of the database.
+        frozen: Whether it is a copy in memory, which takes no changes.
+        remedy: What to do after a damaged file was moved away.
+    """
     text = str(error)
     if frozen and "readonly" in text:
         return CapacityError(
@@ -224,7 +233,7 @@ def _explain(error: sqlite3.Error, path: Path, *, frozen: bool = False) -> Excep
         return CapacityError(f"the disk under {path.parent} is full: {path.name} cannot be written; free some")
     if "unable to open" in text or "readonly" in text:
         return _cannot_open(path, text)
-    return damaged(path, text)
+    return damaged(path, text, remedy)
 
 
 def _is_disk_full(error: sqlite3.Error, path: Path) -> bool:

@@ -1,126 +1,214 @@
-"""One evaluation from its order to its samples: processes, inputs, and the file that it can go on from."""
+"""Evaluations from their order to what is kept: a daemon, predictors of its models, traces and the database."""
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from trims.core.errors import CallerError
-from trims.manifests.serving import ANY_RANK
+from trims.control import aadmin
+from trims.core.errors import BusyError, CallerError
+from trims.environments.environment_store import EnvironmentStore, default_folder
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
+from trims.trace import spans
+from trims.wire.address import default_runtime_dir
 from trims_predictors.children.launcher import Launcher
+from trims_predictors.deployment.deployments import Deployments
 from trims_predictors.deployment.signatures import Signatures
+from trims_predictors.evaluation.database.evaluations import Evaluations
 from trims_predictors.evaluation.evaluation import Evaluation, starts
-from trims_predictors.evaluation.journal import Asked, new_id
+from trims_predictors.evaluation.inputs import in_batches, made_inputs
+from trims_predictors.evaluation.records import Order, new_id
 from trims_predictors.evaluation.stack import stack
-from trims_predictors.evaluation.ways import Starter
-from trims_predictors.tensors import from_array, numpy_dtype
+from trims_predictors.evaluation.tiers import TIERS
+from trims_predictors.evaluation.ways import WAYS, Starter
 from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from trims.control import AsyncAdmin
     from trims.manifests.serving import TensorType
-    from trims_predictors.deployment.deployments import Deployments
-    from trims_predictors.evaluation.evaluation import Sample
-    from trims_predictors.evaluation.journal import Journal
+    from trims_predictors.deployment.deployment import Deployment
+    from trims_predictors.deployment.key import DeploymentKey
+    from trims_predictors.evaluation.records import Evaluated, Sample, Taken
     from trims_predictors.tensors import Tensor
 
-_SEED = 1
+    #: Called with the number of samples there are, the number there will be, and the newest one.
+    Progress = Callable[[int, int, Sample], None]
+    #: Makes the inputs of a request, given the model's.
+    MakeInputs = Callable[[Sequence[TensorType]], list[Tensor]]
+
+MOST_REPEATS = 10_000
+_MOST_BATCH = 65_536
+#: Names the database, if no option does.
+VARIABLE = "TRIMS_EVALUATIONS"
 
 
-async def evaluating(
-    daemon: AsyncAdmin,
-    deployments: Deployments,
-    journal: Journal,
-    runtime_dir: str,
-    trace_dir: Path,
-    *,
-    model: str | None,
-    resume: str | None,
-    tiers: tuple[str, ...],
-    ways: tuple[str, ...],
-    repeats: int,
-    make: Callable[[Sequence[TensorType]], list[Tensor]] | None,
-    progress: Callable[[int, int, Sample], None],
-) -> tuple[Asked, list[Sample], dict[str, str]]:
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Wish of a user: what is to be measured.
+
+    Attributes:
+        model: As registered; empty to go on with an evaluation.
+        resume: What the id of the evaluation to go on with begins with; empty for a new one.
+        tiers: To start from, of `tiers.TIERS`.
+        ways: To start in, of `ways.WAYS`.
+        repeats: Samples of each tier and way.
+        batches: Sizes of requests to a predictor that runs already.
+        idle_s: Seconds that a predictor rests to be settled.
+        make_inputs: Makes the inputs of requests; None for some that are made from a stated seed.
+    """
+
+    model: str = ""
+    resume: str = ""
+    tiers: tuple[str, ...] = ("file", "disk", "cpu")
+    ways: tuple[str, ...] = WAYS
+    repeats: int = 10
+    batches: tuple[int, ...] = (1,)
+    idle_s: float = 2.0
+    make_inputs: MakeInputs | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.model) == bool(self.resume):
+            raise CallerError("name a model to evaluate, or the evaluation to go on with")
+        for what, named, known in (("tier", self.tiers, TIERS), ("way", self.ways, WAYS)):
+            wrong = [each for each in named if each not in known]
+            if wrong or not named:
+                raise CallerError(f"{wrong[0] if wrong else 'nothing'!r} is no {what}; known are {', '.join(known)}")
+        if not 1 <= self.repeats <= MOST_REPEATS:
+            raise CallerError(f"{self.repeats} repeats; it must be from 1 to {MOST_REPEATS:,}")
+        if not self.batches or not all(1 <= each <= _MOST_BATCH for each in self.batches):
+            raise CallerError(f"batches are {self.batches}; each must be from 1 to {_MOST_BATCH:,}")
+        if not 0 <= self.idle_s <= 86_400:
+            raise CallerError(f"{self.idle_s} s of rest; it must be from 0 to 86,400")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an evaluation runs and is kept.
+
+    Attributes:
+        runtime_dir: Folder of the daemon's sockets; None for this user's.
+        environments: Interpreters by framework.
+        environments_dir: Folder of made environments; None for this user's.
+        database: As its URL; empty for the one that `TRIMS_EVALUATIONS` names, else a file below the daemon's state.
+    """
+
+    runtime_dir: str | None = None
+    environments: Mapping[str, Path] | None = None
+    environments_dir: Path | None = None
+    database: str = ""
+
+
+async def evaluate(wish: Wish, place: Place, progress: Progress) -> Evaluated:
     """Evaluate a model, or go on with an evaluation.
 
     Args:
-        daemon: Its control door.
-        deployments: Of its models.
-        journal: Takes the samples.
-        runtime_dir: Folder of the daemon's sockets.
-        trace_dir: Where this process and the daemon record.
-        model: As registered; None to go on.
-        resume: Id of the evaluation to go on with; None for a new one.
-        tiers: To start from.
-        ways: To start in.
-        repeats: Samples of each tier and way.
-        make: Makes the inputs of the requests, given the model's inputs; None for some from a seed.
-        progress: Called with each sample, how many there are now, and how many there will be.
-
-    Returns:
-        What was asked, all samples, and the tiers that could not be brought about with the reasons.
+        wish: What to measure.
+        place: Where.
+        progress: Called with each sample.
 
     Raises:
         CallerError: There is nothing to go on with, or the model has changed since; or its inputs are not known.
+        BusyError: Another evaluation runs on this machine.
+        TrimsError: The daemon or the database refuse.
     """
-    samples: list[Sample] = []
-    asked: Asked | None = None
-    if resume is not None:
-        asked, samples = journal.go_on(resume)
-        model = asked.model
-    assert model is not None, "a model or an evaluation"
-    deployment = await deployments.of(model)
-    types = Signatures().described(deployment)[0]
-    inputs = made_inputs(types, model) if make is None else make(types)
-    if asked is None:
-        asked = Asked(new_id(), model, str(deployment.key), tiers, ways, repeats, time.time(), stack())
-        journal.begin(asked)
-    elif str(deployment.key) != asked.key:
-        raise CallerError(f"{model} has changed since evaluation {asked.id}; begin a new one")
+    async with _opened(place) as (daemon, deployments, kept, trace_dir, runtime_dir):
+        resumed = kept.read(wish.resume) if wish.resume else None
+        model = resumed.order.model if resumed else wish.model
+        deployment = await deployments.of(model)
+        if resumed is None:
+            order = await _begun(daemon, kept, wish, deployment)
+        else:
+            order = resumed.order
+            if str(deployment.key) != order.key:
+                raise CallerError(f"{model} has changed since evaluation {order.id}; begin a new one")
+        types = Signatures().described(deployment)[0]
+        one = made_inputs(types, model) if wish.make_inputs is None else wish.make_inputs(types)
+        inputs = in_batches(one, types, order.batches, model, given=wish.make_inputs is not None)
+        done = list(resumed.samples) if resumed else []
+        total = len(starts(order)) * order.repeats
+
+        def keep(taken: Taken) -> None:
+            kept.add(order.id, taken)
+            done.append(taken.sample)
+            progress(len(done), total, taken.sample)
+
+        async with _starter(runtime_dir, deployment, inputs, order.idle_s) as starter:
+            evaluation = Evaluation(daemon, model, starter, str(trace_dir), keep)
+            taken_before = frozenset((each.where, each.number) for each in done)
+            await evaluation.run(starts(order), order.repeats, taken_before)
+        kept.end(order.id, evaluation.unreachable)
+        return kept.read(order.id)
+
+
+async def _begun(daemon: AsyncAdmin, kept: Evaluations, wish: Wish, deployment: Deployment) -> Order:
+    shown = await daemon.show(wish.model)
+    order = Order(
+        new_id(), wish.model, str(deployment.key), wish.tiers, wish.ways, wish.repeats, wish.batches,
+        idle_s=wish.idle_s, began_unix_s=time.time(), stack=stack(), manifest=shown.manifest_json,
+    )  # fmt: skip
+    kept.begin(order, len(starts(order)) * order.repeats)
+    return order
+
+
+@asynccontextmanager
+async def _opened(
+    place: Place,
+) -> AsyncIterator[tuple[AsyncAdmin, Deployments, Evaluations, Path, str]]:
+    runtime_dir = place.runtime_dir or default_runtime_dir()
+    made = EnvironmentStore(place.environments_dir or default_folder())
+    picker = InterpreterSelection(dict(place.environments or {}), made)
+    async with aadmin(runtime_dir) as daemon:
+        state_dir = Path((await daemon.status()).health.state_dir)
+        with _alone_on_this_machine(state_dir), Evaluations(database_url(place.database, state_dir)) as kept:
+            spans.configure(state_dir / "trace", "evaluation", everything=True)
+            try:
+                yield daemon, Deployments(daemon, picker, _keep), kept, state_dir / "trace", runtime_dir
+            finally:
+                spans.stop()
+
+
+@asynccontextmanager
+async def _starter(
+    runtime_dir: str, deployment: Deployment, inputs: Mapping[int, Sequence[Tensor]], idle_s: float
+) -> AsyncIterator[Starter]:
     launcher = Launcher(runtime_dir, plain=True)
     templates = WarmPool(launcher, spares=0, threads=deployment.threads, busy=lambda: True)
-    starter = Starter(launcher, templates, deployment, inputs)
-    total = len(starts(asked.tiers, asked.ways)) * asked.repeats
-
-    def keep(sample: Sample) -> None:
-        journal.add(sample)
-        samples.append(sample)
-        progress(len(samples), total, sample)
-
-    evaluation = Evaluation(daemon, asked.model, starter, str(trace_dir), keep)
+    starter = Starter(launcher, templates, deployment, inputs, idle_s)
     try:
-        done = frozenset((each.tier, each.way, each.number) for each in samples)
-        await evaluation.run(asked.tiers, asked.ways, asked.repeats, done)
+        yield starter
     finally:
         await starter.close()
         await templates.close()
         launcher.close()
-    return asked, samples, evaluation.unreachable
 
 
-def made_inputs(types: Sequence[TensorType], model: str) -> list[Tensor]:
-    """Return inputs for a request, the same each time: normal numbers, zeros where numbers are whole, empty texts.
+@contextmanager
+def _alone_on_this_machine(state_dir: Path) -> Iterator[None]:
+    """Keep other evaluations out, which would be measured too. Raises BusyError if one runs."""
+    import fcntl
 
-    Raises CallerError if the model's inputs, or the number of their dimensions, are not known.
-    """
-    if not types:
-        raise CallerError(f"the inputs of {model} are not known; give some as for `trims run`")
-    random, made = np.random.default_rng(_SEED), []
-    for each in types:
-        if each.shape == (ANY_RANK,):
-            raise CallerError(f"the input {each.name!r} of {model} may have any number of dimensions; give one")
-        shape = tuple(max(1, length) for length in each.shape)
-        if each.dtype == "BYTES":
-            made.append(from_array(each.name, np.full(shape, b"", dtype=object)))
-        else:
-            values = (
-                random.standard_normal(shape) if each.dtype in ("FP16", "FP32", "FP64", "BF16") else np.zeros(shape)
-            )
-            made.append(from_array(each.name, values.astype(numpy_dtype(each.dtype))))
-    return made
+    lock = os.open(state_dir / "evaluation.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise BusyError("another evaluation is running, and two would measure each other; wait for its end") from error
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def database_url(named: str, state_dir: Path) -> str:
+    """Return the URL of the database of evaluations: the one that is named, else the variable's, else a file's."""
+    return named or os.environ.get(VARIABLE, "") or f"sqlite:///{state_dir / 'evaluations.db'}"
+
+
+def _keep(key: DeploymentKey) -> None:
+    """Do nothing when a deployment is replaced: an evaluation ends its own processes."""

@@ -24,7 +24,7 @@ class Unreachable(Exception):  # noqa: N818 - no failure of the evaluation: the 
     """A tier cannot be brought about here; the message says why."""
 
 
-async def bring(daemon: AsyncAdmin, model: str, tier: str) -> None:
+async def bring(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = False) -> None:
     """Bring a model into the state that a start from a tier finds.
 
     Args:
@@ -32,11 +32,15 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str) -> None:
         model: As registered.
         tier: Of `TIERS`. `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
             is on disk and not in memory; `cpu` and `gpu`: it is there.
+        alone: For the framework alone, which reads the artifact: `file`: it is not in memory; `cpu`: it is.
 
     Raises:
         Unreachable: That cannot be here.
         TrimsError: The daemon refuses an order.
     """
+    if alone:
+        await _bring_file(await daemon.show(model), cached=tier != "file")
+        return
     if tier == "gpu":
         place = await _gpu(daemon)
         await daemon.load(model, place)
@@ -55,15 +59,23 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str) -> None:
     for replica in shown.replicas:
         if replica.place.startswith("gpu"):
             await _evict(daemon, model, replica.place)
+    await _bring_file(shown, cached=False, tier=tier)
+
+
+async def _bring_file(shown: Model, *, cached: bool, tier: str = "file") -> None:
     try:
-        await asyncio.to_thread(page_cache.drop, files_of(shown, tier))
+        await asyncio.to_thread(page_cache.fill if cached else page_cache.drop, files_of(shown, tier))
     except OSError as error:
-        raise Unreachable(f"the file system's cache cannot be dropped: {error}") from error
+        raise Unreachable(f"the file system's cache cannot be {'filled' if cached else 'dropped'}: {error}") from error
 
 
-async def verify(daemon: AsyncAdmin, model: str, tier: str) -> str:
+async def verify(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = False) -> str:
     """Return what is not as a start from a tier needs it; empty if everything is."""
     shown = await daemon.show(model)
+    if alone:
+        share = await asyncio.to_thread(page_cache.cached_share, files_of(shown, "file"))
+        right = share <= _MOST_CACHED if tier == "file" else share >= 1 - _MOST_CACHED
+        return "" if right else f"{share:.0%} of its file is in memory"
     there = {each.place.partition(":")[0] for each in shown.replicas if each.state == "sealed" and each.place != "file"}
     wanted: dict[str, set[str]] = {"file": set(), "disk": {"disk"}, "cpu": {"cpu"}, "gpu": {"gpu"}}
     if tier in ("file", "disk"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from trims_predictors.children.worker_process import spawn
 from trims_predictors.deployment.deployment import load_message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trims_predictors.children.launcher import Launcher
     from trims_predictors.children.worker_process import PredictorProcess
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from trims_predictors.tensors import Tensor
     from trims_predictors.warm.warm_pool import WarmPool
 
-FRESH, TEMPLATE, HOT = "fresh", "template", "hot"
-WAYS = (FRESH, TEMPLATE, HOT)
+#: The framework without trims; a program of its own; a fork of a template; a predictor that has just answered once; one
+#: that has answered often, and then nothing for a while.
+ALONE, FRESH, TEMPLATE, HOT, SETTLED = "alone", "fresh", "template", "hot", "settled"
+WAYS = (ALONE, FRESH, TEMPLATE, HOT, SETTLED)
+#: Ways in which the predictor runs already.
+RUNNING = (HOT, SETTLED)
+#: Runs before a predictor rests to be settled.
+_SETTLING_RUNS = 20
 _LOAD_S, _RUN_S = 600.0, 600.0
 
 
@@ -31,39 +38,50 @@ class Starter:
         launcher: Starts programs.
         templates: Forks; without spares, so that each sample forks for itself.
         deployment: Of the model.
-        inputs: Of each request.
+        inputs: Of requests, by their batch.
+        idle_s: Seconds that a predictor rests to be settled.
     """
 
     def __init__(
-        self, launcher: Launcher, templates: WarmPool, deployment: Deployment, inputs: Sequence[Tensor]
-    ) -> None:
+        self, launcher: Launcher, templates: WarmPool, deployment: Deployment, inputs: Mapping[int, Sequence[Tensor]],
+        idle_s: float,
+    ) -> None:  # fmt: skip
         self._launcher = launcher
         self._templates = templates
         self._deployment = deployment
         self._inputs = inputs
+        self._idle_s = idle_s
         self._hot: PredictorProcess | None = None
 
-    async def prepare(self, way: str) -> None:
+    async def prepare(self, way: str, batch: int = 1) -> None:
         """Have ready what a sample in this way does not count: a template, or a predictor that has answered."""
+        await self.close()
         if way == TEMPLATE:
             process = await self._templates.take(self._deployment.environment)
             await process.end()
-        elif way == HOT:
+        elif way in RUNNING:
             process = await self._templates.take(self._deployment.environment)
             try:
                 await self._load(process)
-                await self._run(process)
+                for _ in range(1 if way == HOT else _SETTLING_RUNS):
+                    await self._run(process, batch)
+                if way == SETTLED:
+                    await asyncio.sleep(self._idle_s)
             except BaseException:
                 process.kill("it could not be prepared")
                 raise
             self._hot = process
 
-    async def start(self, way: str) -> tuple[PredictorProcess, list[Tensor]]:
+    async def start(self, way: str, batch: int = 1) -> tuple[PredictorProcess, list[Tensor]]:
         """Have a process answer one request. Return it, and the outputs."""
-        if way == HOT:
+        if way in RUNNING:
             process, self._hot = self._hot, None
             assert process is not None, "prepare before start"
-            return process, await self._run(process)
+            try:
+                return process, await self._run(process, batch)
+            except BaseException:
+                process.kill("its sample failed")
+                raise
         with span("process"):
             if way == FRESH:
                 process = spawn(self._launcher, self._deployment.environment)
@@ -75,14 +93,14 @@ class Starter:
             if way == FRESH:
                 await self._import(process)
             await self._load(process)
-            return process, await self._run(process)
+            return process, await self._run(process, batch)
         except BaseException:
             process.kill("its sample failed")
             raise
 
-    async def again(self, process: PredictorProcess) -> list[Tensor]:
+    async def again(self, process: PredictorProcess, batch: int = 1) -> list[Tensor]:
         """Have a process that has answered answer once more."""
-        return await self._run(process)
+        return await self._run(process, batch)
 
     async def _import(self, process: PredictorProcess) -> None:
         """Start Python and import what a template has imported already."""
@@ -98,17 +116,18 @@ class Starter:
         with span("load model"):
             await process.ask({**load_message(self._deployment), "record": False}, deadline_s=_LOAD_S)
 
-    async def _run(self, process: PredictorProcess) -> list[Tensor]:
+    async def _run(self, process: PredictorProcess, batch: int) -> list[Tensor]:
         with span("run"):
             message = {"op": "predict", "threads": self._deployment.threads}
-            answer = await process.ask(message, deadline_s=_RUN_S, tensors=self._inputs)
+            answer = await process.ask(message, deadline_s=_RUN_S, tensors=self._inputs[batch])
         outputs: list[Tensor] = answer["outputs"]
         return outputs
 
     async def close(self) -> None:
-        """End a predictor that was prepared and not used."""
-        if self._hot is not None:
-            await self._hot.end()
+        """End a predictor that was prepared and not used. Idempotent."""
+        process, self._hot = self._hot, None
+        if process is not None:
+            await process.end()
 
 
 def digest_of(outputs: Sequence[Tensor]) -> str:

@@ -1,24 +1,43 @@
-"""Which tiers and ways `trims eval` takes; whole evaluations are in tests/e2e/test_evaluations.py."""
+"""Options of `trims eval`; whole evaluations are in tests/e2e/test_evaluations.py."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
-from trims_predictors.cli.eval import _chosen
+from trims_predictors.cli import eval as command
+from trims_predictors.cli.eval import _wish
+from trims_predictors.evaluation.ways import WAYS
 
 from trims.core.errors import CallerError
 
 
-def chosen(tiers: str, ways: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _chosen(argparse.Namespace(tiers=tiers, ways=ways))
+def wish(*arguments: str) -> Any:
+    parser = argparse.ArgumentParser()
+    command.register(parser.add_subparsers())
+    return _wish(parser.parse_args(["eval", *arguments]))
 
 
-def test_tiers_and_ways_are_taken_in_their_order_and_once() -> None:
-    assert chosen("cpu, disk,cpu", "hot") == (("cpu", "disk"), ("hot",))
+def test_lists_are_taken_in_their_order_and_once() -> None:
+    found = wish("m", "--from", "cpu, disk,cpu", "--how", "hot", "--batch", "4,1,4", "--idle", "0.5")
+    assert (found.tiers, found.ways, found.batches, found.idle_s) == (("cpu", "disk"), ("hot",), (4, 1), 0.5)
+    assert found.make_inputs is None
 
 
-@pytest.mark.parametrize(("tiers", "ways"), [("", "hot"), ("cpu", "warm"), ("moon", "hot"), (",", "hot")])
-def test_another_tier_or_way_is_refused(tiers: str, ways: str) -> None:
+def test_without_options_everything_is_measured() -> None:
+    found = wish("m")
+    assert (found.tiers, found.ways, found.repeats) == (("file", "disk", "cpu"), WAYS, 10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["m", "--from", ""], ["m", "--how", "warm"], ["m", "--from", "moon"], ["m", "--how", ","],
+        ["m", "--batch", "x"],
+        ["--resume", "1", "--repeat", "3"],
+    ],
+)  # fmt: skip
+def test_another_tier_way_or_batch_is_refused(wrong: list[str]) -> None:
     with pytest.raises(CallerError):
-        chosen(tiers, ways)
+        wish(*wrong)

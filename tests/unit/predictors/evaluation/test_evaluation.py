@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_predictors.evaluation import tiers
-from trims_predictors.evaluation.evaluation import ANY_TIER, Evaluation, Sample, starts
+from trims_predictors.evaluation.evaluation import ANY_TIER, Evaluation, starts
+from trims_predictors.evaluation.records import Order, Sample, Taken
 from trims_predictors.tensors import Tensor
 
 from trims.core.errors import PredictorError
@@ -31,17 +32,16 @@ class Starter:
         self.answers, self.fails = list(answers), fails
         self.started: list[str] = []
 
-    async def prepare(self, way: str) -> None:
+    async def prepare(self, way: str, batch: int) -> None:
         if way == self.fails:
             raise PredictorError("it has no template")
 
-    async def start(self, way: str) -> tuple[Any, list[Tensor]]:
+    async def start(self, way: str, batch: int) -> tuple[Any, list[Tensor]]:
         self.started.append(way)
         with span("run"):
-            return Process(), await self.again(Process())
+            return Process(), await self.again(Process(), batch)
 
-    async def again(self, process: Any) -> list[Tensor]:
-        del process
+    async def again(self, process: Any, batch: int) -> list[Tensor]:
         data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [Tensor("y", "UINT8", (len(data),), data)]
 
@@ -57,23 +57,34 @@ def evaluated(
     folder: Path, starter: Starter, monkeypatch: pytest.MonkeyPatch, *, wrong: str = "", done: Any = (),
     ways: tuple[str, ...] = ("fresh", "hot"),
 ) -> tuple[list[Sample], Evaluation]:  # fmt: skip
-    async def bring(daemon: Any, model: str, tier: str) -> None:
+    async def bring(daemon: Any, model: str, tier: str, *, alone: bool) -> None:
         if tier == "gpu":
             raise tiers.Unreachable("there is no GPU")
 
-    async def verify(daemon: Any, model: str, tier: str) -> str:
+    async def verify(daemon: Any, model: str, tier: str, *, alone: bool) -> str:
         return wrong
 
     monkeypatch.setattr(tiers, "bring", bring)
     monkeypatch.setattr(tiers, "verify", verify)
-    taken: list[Sample] = []
+    taken: list[Taken] = []
     evaluation = Evaluation(None, "m", starter, str(folder), taken.append)  # type: ignore[arg-type]
-    asyncio.run(evaluation.run(("gpu", "cpu"), ways, 2, frozenset(done)))
-    return taken, evaluation
+    asyncio.run(evaluation.run(starts(order(("gpu", "cpu"), ways)), 2, frozenset(done)))
+    assert all(bool(each.spans) != bool(each.sample.trace_id == "") for each in taken)
+    return [each.sample for each in taken], evaluation
+
+
+def order(tiers: tuple[str, ...], ways: tuple[str, ...], batches: tuple[int, ...] = (1,)) -> Order:
+    return Order("1", "m", "key", tiers, ways, 1, batches)
 
 
 def test_a_predictor_that_runs_has_no_tier() -> None:
-    assert starts(("disk", "cpu"), ("fresh", "hot")) == [("disk", "fresh"), ("cpu", "fresh"), (ANY_TIER, "hot")]
+    assert starts(order(("disk", "cpu"), ("fresh", "hot"), (1, 4))) == [
+        ("disk", "fresh", 1), ("cpu", "fresh", 1), (ANY_TIER, "hot", 1), (ANY_TIER, "hot", 4),
+    ]  # fmt: skip
+
+
+def test_the_framework_alone_knows_only_whether_its_file_is_in_memory() -> None:
+    assert starts(order(("file", "disk", "cpu", "gpu"), ("alone",))) == [("file", "alone", 1), ("cpu", "alone", 1)]
 
 
 def test_samples_are_taken_in_turns_and_a_tier_that_cannot_be_is_left_out(
@@ -92,7 +103,7 @@ def test_samples_are_taken_in_turns_and_a_tier_that_cannot_be_is_left_out(
 
 
 def test_what_an_interrupted_evaluation_took_is_not_taken_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = [("cpu", "fresh", 0), ("-", "hot", 0), ("-", "hot", 1)]
+    done = [(("cpu", "fresh", 1), 0), (("-", "hot", 1), 0), (("-", "hot", 1), 1)]
     taken, _ = evaluated(folder, Starter(b"same"), monkeypatch, done=done)
     assert [(each.tier, each.way, each.number) for each in taken] == [("cpu", "fresh", 1)]
 

@@ -1,27 +1,53 @@
-"""Inputs that an evaluation makes; whole evaluations are in tests/e2e/test_evaluations.py."""
+"""Wishes that cannot be granted, and where evaluations are kept; whole ones are in tests/e2e/test_evaluations.py."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
-from trims_predictors.evaluation.session import made_inputs
-from trims_predictors.tensors import to_array
+from trims_predictors.evaluation.session import VARIABLE, Wish, _alone_on_this_machine, database_url
 
-from trims.core.errors import CallerError
-from trims.manifests.serving import ANY_RANK, TensorType
+from trims.core.errors import BusyError, CallerError
 
 
-def test_inputs_are_the_same_each_time_and_of_the_stated_types() -> None:
-    types = [TensorType("x", "FP32", (-1, 3)), TensorType("ids", "INT64", (2, -1)), TensorType("t", "BYTES", (1,))]
-    one, other = made_inputs(types, "m"), made_inputs(types, "m")
-    assert [(each.name, each.dtype, each.shape) for each in one] == [
-        ("x", "FP32", (1, 3)), ("ids", "INT64", (2, 1)), ("t", "BYTES", (1,)),
-    ]  # fmt: skip
-    assert [bytes(each.data) for each in one] == [bytes(each.data) for each in other]
-    assert to_array(one[0]).any()
-    assert not to_array(one[1]).any()
-
-
-@pytest.mark.parametrize("types", [[], [TensorType("x", "FP32", (ANY_RANK,))]])
-def test_inputs_that_are_not_known_must_be_given(types: list[TensorType]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"model": "m", "resume": "1"}, {"model": "m", "tiers": ()}, {"model": "m", "tiers": ("moon",)},
+        {"model": "m", "ways": ("warm",)}, {"model": "m", "repeats": 0}, {"model": "m", "repeats": 10_001},
+        {"model": "m", "batches": ()}, {"model": "m", "batches": (0,)}, {"model": "m", "idle_s": -1.0},
+        {"model": "m", "idle_s": float("nan")},
+    ],
+)  # fmt: skip
+def test_a_wish_that_cannot_be_granted_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(CallerError):
-        made_inputs(types, "m")
+        Wish(**wrong)
+
+
+def test_two_evaluations_do_not_run_at_once(tmp_path: Path) -> None:
+    with _alone_on_this_machine(tmp_path):
+        failed: list[type[BaseException]] = []
+
+        def other() -> None:
+            try:
+                with _alone_on_this_machine(tmp_path):
+                    pass
+            except BusyError as error:
+                failed.append(type(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(30)
+        assert failed == [BusyError]
+    with _alone_on_this_machine(tmp_path):
+        pass
+
+
+def test_the_database_is_the_named_one_the_variables_or_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert database_url("", Path("/state")) == "sqlite:////state/evaluations.db"
+    monkeypatch.setenv(VARIABLE, "postgresql://u@h/x")
+    assert database_url("", Path("/state")) == "postgresql://u@h/x"
+    assert database_url("sqlite:////f", Path("/state")) == "sqlite:////f"

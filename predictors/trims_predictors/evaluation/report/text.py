@@ -1,0 +1,76 @@
+"""A report as text for a terminal: whole starts, their stages, batches, and what does not count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
+from trims_predictors.evaluation.stages import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trims_predictors.evaluation.records import Evaluated, Sample
+    from trims_predictors.evaluation.report.rows import Row
+
+
+def lines(evaluated: Evaluated) -> list[str]:
+    """Return the report of an evaluation."""
+    samples = evaluated.samples
+    text = [*_starts(samples), *_batch_lines(samples)]
+    if answers_differ(samples):
+        text += ["", "the answers to the same inputs differ: these are not starts of one and the same model"]
+    found = discarded(samples)
+    text += ["", *(f"{count} discarded, {reason}" for reason, count in found.items())] if found else []
+    text += [f"nothing was started from {what}: {why}" for what, why in evaluated.unreachable.items()]
+    return text if evaluated.ended else [*text, f"not ended; `trims eval --resume {evaluated.order.id}` goes on"]
+
+
+def _starts(samples: Sequence[Sample]) -> list[str]:
+    found = rows(samples)
+    if not found:
+        return ["no sample counts"]
+    head = f"{'from':6}{'how':10}{'batch':>6}{'first answer':>14}  {'95 % interval':24}{'ideal':>10}{'share':>7}"
+    text = [head + f"{'vs alone':>10}{'vs fresh':>10}"]
+    for row in found:
+        interval = f"{time_text(row.seconds.low)} .. {time_text(row.seconds.high)}"
+        line = f"{row.tier:6}{row.way:10}{row.batch:6}{time_text(row.seconds.value):>14}  {interval:24}"
+        line += f"{time_text(row.ideal_s):>10}{row.share_of_ideal:7.0%}"
+        line += f"{times(row.over_alone):>10}{times(row.over_fresh):>10}"
+        text.append(line + (f"  no verdict: {row.seconds.verdict}" if row.seconds.verdict else ""))
+    return [*text, "", *_stage_lines(found)]
+
+
+def _stage_lines(found: Sequence[Row]) -> list[str]:
+    names = sorted({name for row in found for name in row.stages}, key=rank)
+    width = max(14, *(len(row.title) + 2 for row in found))
+    text = [f"{'stage':18}" + "".join(f"{row.title:>{width}}" for row in found)]
+    for name in names:
+        values = (time_text(row.stages[name]) if row.stages.get(name) else "-" for row in found)
+        text.append(f"{name:18}" + "".join(f"{value:>{width}}" for value in values))
+    text.append(f"{'accounted for':18}" + "".join(f"{row.accounted:>{width}.1%}" for row in found))
+    return text
+
+
+def _batch_lines(samples: Sequence[Sample]) -> list[str]:
+    found = batches(samples)
+    if not found:
+        return []
+    text = ["", f"{'how':10}{'batch':>6}{'run':>12}{'rows/s':>12}{'gain':>8}"]
+    for each in found:
+        gain = "" if each.gain is None else f"{each.gain:+.0%}"
+        best = "  optimal: a larger batch gains 5 % or less" if each.is_optimal else ""
+        text.append(f"{each.way:10}{each.batch:6}{time_text(each.run.value):>12}{each.per_s:12.1f}{gain:>8}{best}")
+    return text
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio such as `2.5x`; empty for None."""
+    return "" if ratio is None else f"{ratio:.1f}x"
+
+
+def time_text(seconds: float) -> str:
+    """Return seconds in the unit that suits them."""
+    if seconds >= 10:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
