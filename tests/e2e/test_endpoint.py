@@ -252,6 +252,11 @@ def test_metrics_tell_requests_predictors_and_the_daemon(scaler: Daemon, start: 
     assert found['trims_requests_total{code="model_not_found",model="(other)",protocol="http"}'] == 1
     assert found['trims_answers_total{model="m",start="cold"}'] == 1
     assert found['trims_stage_seconds_count{model="m",stage="load"}'] == 1
+    assert found['trims_load_seconds_count{model="m",place="cpu"}'] == 1
+    whole = found['trims_load_seconds_sum{model="m",place="cpu"}']
+    parts = [value for name, value in found.items() if name.startswith("trims_load_phase_seconds_sum")]
+    assert len(parts) == 6
+    assert sum(parts) == pytest.approx(whole)
     assert found['trims_predictors{model="m",state="idle"}'] == 1
     assert found['trims_predictors_started_total{how="forked"}'] == 1
     assert found['trims_templates_started_total{framework="numpy"}'] >= 1

@@ -34,8 +34,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "seconds without a request before a predictor counts as settled (default: 2)"
     evaluate.add_argument("--idle", type=float, metavar="S", help=text)
     evaluate.add_argument("--resume", default="", metavar="ID", help="go on with an evaluation that was interrupted")
+    evaluate.add_argument("--id", default="", help="of the evaluation (default: made from the time)")
     evaluate.add_argument("--database", default="", metavar="URL", help=DATABASE)
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    form = evaluate.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    text = "print each sample as a line of JSON the moment it was taken"
+    form.add_argument("--json-lines", action="store_true", help=text)
     add_environments(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
@@ -47,7 +51,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from trims_predictors.evaluation.report import rows, text
     from trims_predictors.evaluation.session import evaluate
 
-    evaluated = asyncio.run(evaluate(_wish(options), _place(options), _progress))
+    progress = _say_sample if options.json_lines else _progress
+    evaluated = asyncio.run(evaluate(_wish(options), _place(options), progress))
+    if options.json_lines:
+        return
     if options.json:
         say_json(rows.as_json(evaluated))
         return
@@ -72,6 +79,7 @@ def _wish(options: argparse.Namespace) -> Wish:
         "repeats": options.repeat,
         "batches": None if options.batches is None else _numbers(options.batches),
         "idle_s": options.idle,
+        "evaluation_id": options.id or None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     if options.resume and given:
@@ -101,6 +109,14 @@ def _place(options: argparse.Namespace) -> Place:
     return Place(
         options.runtime_dir, environments_in(options.environments), environments_dir_of(options), options.database
     )
+
+
+def _say_sample(done: int, total: int, sample: Sample) -> None:
+    import json
+    from dataclasses import asdict
+
+    sys.stdout.write(json.dumps({"done": done, "total": total, "sample": asdict(sample)}) + "\n")
+    sys.stdout.flush()
 
 
 def _progress(done: int, total: int, sample: Sample) -> None:

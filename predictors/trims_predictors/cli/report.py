@@ -28,6 +28,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     form.add_argument("--csv", action="store_true", help="print CSV")
     form.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no other file")
     form.add_argument("--png", type=Path, metavar="FILE", help="write the picture of one evaluation")
+    report.add_argument("--trace", metavar="ID", help="show the trace of a sample, also when its files are gone")
     report.add_argument("--remove", action="store_true", help="remove these evaluations")
     report.add_argument("--database", default="", metavar="URL", help=DATABASE)
     report.set_defaults(run=_report)
@@ -45,8 +46,12 @@ def _report(options: argparse.Namespace) -> None:
         raise CallerError("--model chooses what is listed; leave it out, or the ids")
     if options.remove and (not options.id or options.explain or options.html or options.csv or options.png):
         raise CallerError("--remove needs ids, and nothing that shows them")
+    if options.trace and (options.id or options.model or options.html or options.csv or options.png):
+        raise CallerError("--trace shows one trace: leave out ids and other forms than --json")
     with Evaluations(_url(options), patience_s=0) as kept:
-        if options.remove:
+        if options.trace:
+            _show_trace(kept, options.trace, as_json=options.json)
+        elif options.remove:
             for each in [kept.find(each) for each in options.id]:
                 kept.remove(each)
         elif not options.id and not (options.csv or options.html):
@@ -69,6 +74,16 @@ def _list(options: argparse.Namespace, kept: Evaluations) -> None:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began_unix_s))
         state = "" if each.ended else "  not ended"
         say(f"{each.id}  {began}  {each.samples:4} of {each.wanted} samples  {each.scenario or each.model}{state}")
+
+
+def _show_trace(kept: Evaluations, trace_id: str, *, as_json: bool) -> None:
+    from trims.core.errors import CallerError
+    from trims_predictors.cli.trace import show
+
+    trace = kept.trace(trace_id)
+    if trace is None:
+        raise CallerError(f"no evaluation has a sample with the trace {trace_id!r:.80}")
+    show(trace, 0.0, as_json=as_json)
 
 
 def _show(options: argparse.Namespace, found: Sequence[Evaluated]) -> None:

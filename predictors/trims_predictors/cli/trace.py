@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.list:
         _tell_list(found, as_json=options.json)
     else:
-        _tell(found[0], options.least_ms / 1000, as_json=options.json)
+        show(found[0], options.least_ms / 1000, as_json=options.json)
 
 
 def _folder_of_daemon(options: argparse.Namespace) -> Path:
@@ -179,7 +179,14 @@ def _summary(trace: Trace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(trace: Trace, least_s: float, *, as_json: bool) -> None:
+def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
+    """Print a trace as a tree, or as JSON with a line for each span and unattributed time.
+
+    Args:
+        trace: What to show.
+        least_s: Shorter spans are left out.
+        as_json: For programs.
+    """
     from trims.cli.output import say, say_json
     from trims.trace.tree import lines
 

@@ -190,8 +190,9 @@ class Answer:
         rows: Of the request, 1 for models without batches.
         run_rows: Of the run.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
-            `connect_s`, `open_s`, `import_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around
-            `predict_s` if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
+            `connect_s`, `open_s`, `import_s`, `load_s` and the rest as `unattributed_s`; then `input_s`,
+            `preprocess_s` and `postprocess_s` around `predict_s` if the model has such steps, `output_s`, and `run_s`
+            for the whole run as the endpoint sees it.
     """
 
     outputs: list[Tensor]

@@ -23,6 +23,8 @@ from trims.trace import spans
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
+from trims_predictors.endpoint.errands import Errands
+from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.grpc.health import Health
 from trims_predictors.endpoint.grpc.service import start_server
 from trims_predictors.endpoint.hot_models import HotModels
@@ -41,6 +43,8 @@ from trims_predictors.sandbox.sandbox import PROCESS
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Generator, Iterator
+
+    from fastapi import FastAPI
 
     from trims.control import AsyncAdmin
     from trims_predictors.endpoint.settings import EndpointSettings
@@ -82,6 +86,7 @@ async def _serve(settings: EndpointSettings) -> None:
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
             service = Service(daemon, pool, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
+            evaluations = _evaluations(settings)
             ending = _Shutdown(pool, settings.drain_s)
             ending.add_sign(service.drain)
             if settings.tenants and settings.pool.isolation.level == PROCESS:
@@ -94,15 +99,26 @@ async def _serve(settings: EndpointSettings) -> None:
                     pool.prepare(Environment(framework, "" if python is None else str(python)))
                 grpc = await _start_grpc(settings, service, workers, ending)
                 with _announced(settings, sock, grpc, ending):
-                    await _answer(settings, service, workers, sock, ending)
+                    app = _app(settings, service, workers, evaluations)
+                    await _answer(settings, app, sock, ending)
             finally:
                 for each in looks:
                     each.cancel()
                 await ending.wait()
+                await evaluations.close()
                 await workers.close()
                 await service.close()
                 if tracing is not None:
                     await tracing.close()
+
+
+def _evaluations(settings: EndpointSettings) -> Evaluations:
+    """Return what runs evaluations beside this endpoint, with its daemon and its environments."""
+    named = ",".join(f"{framework}={python}" for framework, python in settings.environments.items())
+    environments = [f"--environments={named}"] if named else []
+    if settings.environments_dir is not None:
+        environments.append(f"--environments-dir={settings.environments_dir}")
+    return Evaluations(Errands([f"--runtime-dir={settings.pool.runtime_dir}"]), environments)
 
 
 async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, service: Service) -> None:
@@ -264,21 +280,19 @@ class _Server(uvicorn.Server):
             self._ending.begin()
 
 
-async def _answer(
-    settings: EndpointSettings,
-    service: Service,
-    workers: JsonWorkers,
-    sock: socket.socket,
-    ending: _Shutdown,
-) -> None:
-    app = build_app(
+def _app(settings: EndpointSettings, service: Service, workers: JsonWorkers, evaluations: Evaluations) -> FastAPI:
+    return build_app(
         service,
         most_body_bytes=settings.most_body_bytes,
         token=settings.token,
         loopback=is_loopback(settings.host) and settings.token is None,
         tenants=settings.tenants,
         workers=workers,
+        evaluations=evaluations,
     )
+
+
+async def _answer(settings: EndpointSettings, app: FastAPI, sock: socket.socket, ending: _Shutdown) -> None:
     config = uvicorn.Config(
         RequestLog(app, lines=settings.access_log),
         http=_protocol(settings),

@@ -38,6 +38,8 @@ STAGES = (
     "queue", "process", "connect", "open", "import", "load", "input", "preprocess", "predict", "postprocess", "output",
     "run",
 )  # fmt: skip
+#: Phases of a load, which partition it: a process, what it does there, and what none of these accounts for.
+PHASES = ("process", "connect", "open", "import", "load", "unattributed")
 #: Outcomes that are no errors of trims's tree.
 ANSWERED, CANCELLED, TOO_LARGE, BUG = "ok", "cancelled", "too_large_body", "internal"
 
@@ -78,6 +80,15 @@ class Metrics:
             ("model", "stage"), registry=self._registry, buckets=STAGE_BUCKETS_S,
         )  # fmt: skip
 
+        self._loads = Histogram(
+            "trims_load_seconds", "From the order for a predictor to its loaded model, also ahead of need.",
+            ("model", "place"), registry=self._registry, buckets=BUCKETS_S,
+        )  # fmt: skip
+        self._phases = Histogram(
+            "trims_load_phase_seconds", "Phases of loads, which add up to them; unattributed is what is left.",
+            ("phase", "model", "place"), registry=self._registry, buckets=STAGE_BUCKETS_S,
+        )  # fmt: skip
+
     def register(self, model: str) -> None:
         """Give a model labels of its own: the daemon knows it."""
         if len(self._registered) < MOST_MODELS:
@@ -87,7 +98,9 @@ class Metrics:
         """Drop the labels of a model that is not registered any more."""
         if model in self._registered:
             self._registered.discard(model)
-            for metric in (self._requests, self._answers, self._seconds, self._stages):
+            for metric in (
+                self._requests, self._answers, self._seconds, self._stages, self._loads, self._phases,
+            ):  # fmt: skip
                 metric.remove_by_labels({"model": model})
 
     @contextmanager
@@ -115,6 +128,22 @@ class Metrics:
             if code == ANSWERED and counting.answer is not None:
                 self._seconds.labels(label, protocol).observe(self._clock() - began)
                 self._tell(label, counting.answer)
+
+    def loaded(self, model: str, place: str, phases: Mapping[str, float]) -> None:
+        """Count a predictor that has loaded a model.
+
+        Args:
+            model: Its name.
+            place: Where the weights lie.
+            phases: Seconds by phase, named as in `Answer.stages`; others than `PHASES` count as unattributed.
+        """
+        label = model if model in self._registered else OTHER
+        total = sum(phases.values())
+        self._loads.labels(label, place).observe(total)
+        known = {name: phases.get(f"{name}_s", 0.0) for name in PHASES[:-1]}
+        known["unattributed"] = max(0.0, total - sum(known.values()))
+        for name, seconds in known.items():
+            self._phases.labels(name, label, place).observe(seconds)
 
     def refused(self, protocol: str, error: TrimsError) -> None:
         """Count a request that was refused before it was known which model it is for."""

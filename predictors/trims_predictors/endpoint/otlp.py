@@ -139,6 +139,13 @@ class RequestSpan:
                 "trims.place": answer.place, "trims.resident": answer.warm, "trims.batch_size": answer.batch,
             }
         )  # fmt: skip
+        if answer.cold:
+            phases = {
+                name: answer.stages[f"{name}_s"] for name in (*_START, "unattributed") if f"{name}_s" in answer.stages
+            }
+            self._span.set_attribute("trims.load_seconds", sum(phases.values()))
+            for name, seconds in phases.items():
+                self._span.set_attribute(f"trims.load_phase_seconds.{name}", seconds)
         stages = {name.removesuffix("_s"): round(seconds * 1e9) for name, seconds in answer.stages.items()}
         self._add_queue(stages)
         run, self._run = self._run, None

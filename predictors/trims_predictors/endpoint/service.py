@@ -24,7 +24,7 @@ from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.statistics import ModelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -88,12 +88,16 @@ class Service:
         self._hidden_in: object = None
         self._labels = Labels()
         self.metrics = Metrics()
+        pool.on_load = self._note_load
         self.shared_memory = shared_memory or SharedMemory()
         self.tracing = tracing
         self._draining = False
         self._was_ready = True
         #: Overview that the web page shows.
         self.overview = Overview(daemon, self._trouble, self._failure)
+
+    def _note_load(self, deployment: Deployment, place: str, phases: Mapping[str, float]) -> None:
+        self.metrics.loaded(deployment.model, place, phases)
 
     def metadata(self) -> dict[str, Any]:
         """Return name, version and extensions of the server."""

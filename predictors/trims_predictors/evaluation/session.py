@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 10_000
 _MOST_BATCH = 65_536
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}\Z")
 #: Names the database, if no option does.
 VARIABLE = "TRIMS_EVALUATIONS"
 
@@ -60,6 +62,7 @@ class Wish:
         repeats: Samples of each tier and way.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.
+        evaluation_id: Of a new evaluation; empty for one that is made from the time.
         make_inputs: Makes the inputs of requests; None for some that are made from a stated seed.
     """
 
@@ -70,6 +73,7 @@ class Wish:
     repeats: int = 10
     batches: tuple[int, ...] = (1,)
     idle_s: float = 2.0
+    evaluation_id: str = ""
     make_inputs: MakeInputs | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +87,8 @@ class Wish:
             raise CallerError(f"{self.repeats} repeats; it must be from 1 to {MOST_REPEATS:,}")
         if not self.batches or not all(1 <= each <= _MOST_BATCH for each in self.batches):
             raise CallerError(f"batches are {self.batches}; each must be from 1 to {_MOST_BATCH:,}")
+        if self.evaluation_id and not _ID.match(self.evaluation_id):
+            raise CallerError(f"{self.evaluation_id!r:.80} is no id: letters, digits, dots and dashes, at most 64")
         if not 0 <= self.idle_s <= 86_400:
             raise CallerError(f"{self.idle_s} s of rest; it must be from 0 to 86,400")
 
@@ -149,8 +155,8 @@ async def evaluate(wish: Wish, place: Place, progress: Progress) -> Evaluated:
 async def _begun(daemon: AsyncAdmin, kept: Evaluations, wish: Wish, deployment: Deployment) -> Order:
     shown = await daemon.show(wish.model)
     order = Order(
-        new_id(), wish.model, str(deployment.key), wish.tiers, wish.ways, wish.repeats, wish.batches,
-        idle_s=wish.idle_s, began_unix_s=time.time(), stack=stack(), manifest=shown.manifest_json,
+        wish.evaluation_id or new_id(), wish.model, str(deployment.key), wish.tiers, wish.ways, wish.repeats,
+        wish.batches, idle_s=wish.idle_s, began_unix_s=time.time(), stack=stack(), manifest=shown.manifest_json,
     )  # fmt: skip
     kept.begin(order, len(starts(order)) * order.repeats)
     return order

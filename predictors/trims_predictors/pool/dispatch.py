@@ -222,6 +222,16 @@ def _answer(
     request.answer.set_result(answer)
 
 
+def with_rest(stages: Mapping[str, float], began_s: float) -> dict[str, float]:
+    """Return the phases of a load that has just ended, with what none of them accounts for as `unattributed_s`.
+
+    Args:
+        stages: Seconds of each phase.
+        began_s: When the load began, on the clock of `time.perf_counter`.
+    """
+    return {**stages, "unattributed_s": max(0.0, time.perf_counter() - began_s - sum(stages.values()))}
+
+
 @contextlib.contextmanager
 def told_of(deployment: Deployment, remedy: str) -> Iterator[None]:
     """Have what a predictor failed at name its model, and what helps if it was too late."""

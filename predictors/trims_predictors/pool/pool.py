@@ -23,7 +23,7 @@ from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.pool.batching import rows_of
-from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
+from trims_predictors.pool.dispatch import Request, Running, Runs, told_of, with_rest
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.load_failures import Failures
 from trims_predictors.pool.scheduler import Schedule
@@ -34,7 +34,7 @@ from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
 from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.trace.context import SpanContext
     from trims.trace.span import AnySpan
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from trims_predictors.deployment.signatures import Keep
     from trims_predictors.pool.dispatch import BeginRun
     from trims_predictors.tensors import Tensor
+
+    OnLoad = Callable[[Deployment, str, Mapping[str, float]], None]
 
 _log = logging.getLogger(__name__)
 #: Seconds after an answer, in which the same client often asks again.
@@ -85,8 +87,8 @@ class WorkerPool:
         self._traces: dict[DeploymentKey, SpanContext] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
-        #: Keeps what the first run of a model had beyond the life of this pool.
-        self.keep: Keep | None = None
+        self.keep: Keep | None = None  # of what the first run of a model had, beyond the life of this pool
+        self.on_load: OnLoad | None = None  # given the deployment, the place, and the seconds of each phase
         #: Reasons why models could not be loaded.
         self.failures = Failures()
         self._background = Background("the pool")
@@ -360,7 +362,9 @@ class WorkerPool:
         self.failures.clear(deployment)
         self.hot.loaded(deployment, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
-        running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
+        running.stages = with_rest({"process_s": max(0.0, process_s), **answer["stages"]}, running.began_s)
+        if self.on_load is not None:
+            self.on_load(deployment, running.place, running.stages)
         self.signatures.learn(deployment, answer)
         self._do(self._slots.ready(predictor))
         self._watch_idle(predictor)

@@ -19,8 +19,11 @@ import trims
 from trims.core.errors import CallerError
 from trims_predictors.endpoint.bodies import coding_for, pack, packs, read_body, read_object
 from trims_predictors.endpoint.disconnects import unless_gone
+from trims_predictors.endpoint.errands import Errands
+from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.extensions import check_unload
 from trims_predictors.endpoint.http.error_answers import add_error_answers
+from trims_predictors.endpoint.http.evaluation_routes import add_evaluation_routes
 from trims_predictors.endpoint.http.guard import Guard
 from trims_predictors.endpoint.http.large_responses import LargeResponse
 from trims_predictors.endpoint.http.openapi import document
@@ -53,6 +56,7 @@ def build_app(
     loopback: bool,
     tenants: Tenants | None = None,
     workers: JsonWorkers | None = None,
+    evaluations: Evaluations | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -63,11 +67,14 @@ def build_app(
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
         tenants: Those that have tokens of their own.
         workers: Read and write large JSON; their maker closes them. None where no JSON is large.
+        evaluations: Runs and reads them; its maker closes it. None for those of a daemon with default settings.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
     stated = document(token=token is not None)
     app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
-    app.include_router(_router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes)))
+    router = _router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes))
+    add_evaluation_routes(router, evaluations or Evaluations(Errands()), most_body_bytes)
+    app.include_router(router)
     add_error_answers(app)
     app.add_middleware(Guard, callers=Principals(token, tenants), loopback=loopback)
     return app

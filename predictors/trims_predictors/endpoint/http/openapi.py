@@ -6,134 +6,13 @@ promise a status, 422, that is never sent. A test holds it against the routes, a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import trims
-from trims.manifests.serving import ITEM_BYTES
-from trims_predictors.endpoint.request_limits import MOST_CLASSES, MOST_TENSORS
+from trims_predictors.endpoint.http.openapi_schemas import SCHEMAS, TEXT, reference
 
-Json = dict[str, Any]
-
-_TEXT: Json = {"type": "string"}
-_ANY: Json = {"type": "object"}
-_PARAMETERS: Json = {
-    "type": "object",
-    "description": "strings, numbers and booleans",
-    "additionalProperties": {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]},
-}
-_BYTES: Json = {"type": "integer", "minimum": 0}
-_OF_SHARED: Json = {
-    "shared_memory_region": _TEXT, "shared_memory_offset": _BYTES, "shared_memory_byte_size": _BYTES,
-}  # fmt: skip
-
-
-def _parameters(**properties: Json) -> Json:
-    """Parameters of a request: any other is refused."""
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-_DATATYPE: Json = {"type": "string", "enum": list(ITEM_BYTES)}
-_DATA: Json = {"type": "array", "description": "values in row-major order, nested or flat", "items": {}}
-
-
-def _list(items: Json) -> Json:
-    return {"type": "array", "items": items}
-
-
-def _object(*, required: tuple[str, ...] = (), **properties: Json) -> Json:
-    made: Json = {"type": "object", "properties": properties}
-    return {**made, "required": list(required)} if required else made
-
-
-def _ref(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-_SHAPE = _list({"type": "integer", "minimum": 0})
-_TENSOR_TYPE = _object(
-    required=("name", "datatype", "shape"),
-    name=_TEXT,
-    datatype=_DATATYPE,
-    shape=_list({"type": "integer", "minimum": -1, "description": "-1: any length"}),
-)
-_INPUT = _object(
-    required=("name", "datatype", "shape"),
-    name={"type": "string", "minLength": 1},
-    datatype=_DATATYPE,
-    shape=_SHAPE,
-    data=_DATA,
-    parameters=_parameters(binary_data_size=_BYTES, **_OF_SHARED),
-)
-_OUTPUT: Json = {**_INPUT, "properties": {**_INPUT["properties"], "parameters": _PARAMETERS}}
-_WANTED = _object(
-    required=("name",),
-    name={"type": "string", "minLength": 1},
-    parameters=_parameters(
-        binary_data={"type": "boolean"},
-        classification={"type": "integer", "minimum": 0, "maximum": MOST_CLASSES},
-        **_OF_SHARED,
-    ),
-)
-_SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
-
-SCHEMAS: Json = {
-    "Error": _object(required=("error",), error=_TEXT),
-    "Server": _object(
-        required=("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)
-    ),
-    "Health": _object(required=("live", "ready"), live={"type": "boolean"}, ready={"type": "boolean"}),
-    "Models": _object(required=("models",), models=_list(_TEXT)),
-    "Model": _object(
-        required=("name", "versions", "platform", "inputs", "outputs"),
-        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_TENSOR_TYPE), outputs=_list(_TENSOR_TYPE),
-        properties={"type": "object", "additionalProperties": _TEXT},
-    ),
-    "ModelReady": _object(required=("name", "ready"), name=_TEXT, ready={"type": "boolean"}, reason=_TEXT),
-    "Configuration": _object(
-        required=("name", "platform", "max_batch_size", "input", "output"),
-        name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_list(_ANY), output=_list(_ANY),
-    ),
-    "Statistics": _object(required=("model_stats",), model_stats=_list(_ANY)),
-    "State": _object(
-        required=("models", "spares", "templates", "counters", "isolation"),
-        models=_ANY, spares=_ANY, templates=_ANY, counters=_ANY, isolation=_ANY,
-    ),
-    "InferRequest": _object(
-        required=("inputs",),
-        id=_TEXT,
-        model_name={"type": "string", "description": "the name in the path once more"},
-        inputs={**_list(_INPUT), "maxItems": MOST_TENSORS},
-        outputs={**_list(_WANTED), "maxItems": MOST_TENSORS},
-        parameters=_parameters(
-            deadline=_SECONDS, keep_alive=_SECONDS, place=_TEXT, priority=_BYTES,
-            binary_data_output={"type": "boolean"},
-            timeout={**_BYTES, "description": "microseconds; 0: none"},
-            triton_enable_empty_final_response={"type": "boolean"},
-        ),
-    ),
-    "InferAnswer": _object(
-        required=("model_name", "outputs"),
-        model_name=_TEXT, model_version=_TEXT, id=_TEXT, parameters=_PARAMETERS, outputs=_list(_OUTPUT),
-    ),
-    "Index": _list(_object(required=("name", "state"), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
-    "IndexRequest": _object(ready={"type": ["boolean", "null"]}),
-    "LoadRequest": _object(parameters={"type": ["object", "null"], "maxProperties": 0}),
-    "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
-    "Regions": _list(_object(required=("name", "key", "offset", "byte_size"), name=_TEXT, key=_TEXT, offset=_BYTES,
-                             byte_size=_BYTES)),
-    "RegisterRequest": {
-        **_object(required=("key", "byte_size"), key=_TEXT, offset=_BYTES, byte_size=_BYTES),
-        "additionalProperties": False,
-    },
-    "Nothing": {"type": "object", "maxProperties": 0},
-    "Overview": _object(
-        required=("version", "daemon", "places", "models", "spares", "templates"),
-        version=_TEXT, daemon=_ANY, places=_list(_ANY), models=_list(_ANY), spares=_ANY, templates=_ANY,
-    ),
-    "PlaceRequest": _object(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
-    "Brought": _object(required=("place", "bytes"), place=_TEXT, bytes={"type": "integer"}),
-    "Evicted": _object(required=("freed", "draining"), freed=_list(_TEXT), draining=_list(_TEXT)),
-}  # fmt: skip
+if TYPE_CHECKING:
+    from trims_predictors.endpoint.http.openapi_schemas import Json
 
 _UNKNOWN_CALLER = "the token is missing or wrong"
 #: Statuses that a request to any path may get, beside its answer.
@@ -167,7 +46,14 @@ def document(*, token: bool) -> Json:
         "openapi": "3.1.0",
         "info": {"title": "trims inference endpoint", "version": trims.__version__},
         "paths": _with_heads(
-            {**_server_paths(), **_model_paths(), **_repository_paths(), **_shared_memory_paths(), **_page_paths()}
+            {
+                **_server_paths(),
+                **_model_paths(),
+                **_repository_paths(),
+                **_shared_memory_paths(),
+                **_evaluation_paths(),
+                **_page_paths(),
+            }
         ),
         "components": {"schemas": SCHEMAS},
     }
@@ -181,7 +67,7 @@ def document(*, token: bool) -> Json:
                 elif method == "head":
                     operation["responses"]["401"] = {"description": _UNKNOWN_CALLER}
                 else:
-                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, _ref("Error"))
+                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, reference("Error"))
     return made
 
 
@@ -205,21 +91,21 @@ def _operation(
     summary: str, answer: str, errors: dict[str, str] | None = None, body: str = "", *, required: bool = False
 ) -> Json:
     """One operation: its answer and body are names of schemas."""
-    responses = {"200": _answer("the answer", _ref(answer))}
+    responses = {"200": _answer("the answer", reference(answer))}
     for status, text in {**_ALWAYS, **(errors or {})}.items():
-        responses[status] = _answer(text, _ref("Error"))
+        responses[status] = _answer(text, reference("Error"))
     made: Json = {"summary": summary, "responses": responses}
     if body:
-        made["requestBody"] = {"required": required, "content": {"application/json": {"schema": _ref(body)}}}
+        made["requestBody"] = {"required": required, "content": {"application/json": {"schema": reference(body)}}}
     return made
 
 
 def _server_paths() -> Json:
     live = _operation("Whether the endpoint runs", "Health")
     ready = _operation("Whether the daemon serves", "Health")
-    ready["responses"]["503"] = _answer("it does not", _ref("Health"))
+    ready["responses"]["503"] = _answer("it does not", reference("Health"))
     metrics = _operation("For Prometheus", "Nothing")
-    metrics["responses"]["200"] = _answer("metrics", _TEXT, "text/plain")
+    metrics["responses"]["200"] = _answer("metrics", TEXT, "text/plain")
     return {
         "/v2": {"get": _operation("What the server is", "Server")},
         "/v2/health/live": {"get": live},
@@ -240,7 +126,7 @@ def _model_paths() -> Json:
     ready = _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)
     ready["responses"]["503"] = _answer(
         "the model could not be loaded, or the endpoint is ending; or no daemon answers",
-        {"anyOf": [_ref("ModelReady"), _ref("Error")]},
+        {"anyOf": [reference("ModelReady"), reference("Error")]},
     )
     operations = {
         "": ("get", _operation("What a model takes and gives", "Model", _OF_MODEL)),
@@ -298,13 +184,40 @@ def _shared_memory_paths() -> Json:
     }
 
 
+def _evaluation_paths() -> Json:
+    errors = {
+        **_OF_BODY, "404": "no such model", "409": "the database is in use", "500": "the command failed",
+        "504": "it took too long",
+    }  # fmt: skip
+    begin = _operation("Begin an evaluation, or go on with one", "Evaluation", errors, "EvaluationOrder", required=True)
+    begin["responses"]["202"] = begin["responses"].pop("200")
+    report = _operation("A report as a page that needs no other file", "Nothing", errors)
+    report["responses"]["200"] = _answer("the report", TEXT, "text/html")
+    base, one = "/v1/evaluations", {"parameters": [_variable("evaluation")]}
+    both = {"parameters": [_variable("evaluation"), _variable("other")]}
+    return {
+        base: {"get": _operation("All evaluations, and the running one", "Evaluations", errors), "post": begin},
+        f"{base}/{{evaluation}}": {
+            "get": {**_operation("An evaluation, or its progress", "Evaluation", errors), **one},
+            "delete": {**_operation("Cancel an evaluation that runs, remove another one", "Removed", errors), **one},
+        },
+        f"{base}/{{evaluation}}/report": {"get": {**report, **one}},
+        f"{base}/{{evaluation}}/explained/{{other}}": {
+            "get": {**_operation("Two evaluations compared", "Explained", errors), **both}
+        },
+        "/v1/traces/{trace}": {
+            "get": {**_operation("The trace of a sample", "Trace", errors), "parameters": [_variable("trace")]}
+        },
+    }
+
+
 def _page_paths() -> Json:
     page, file = _operation("The web page", "Nothing"), _operation("A file of the web page", "Nothing")
-    page["responses"]["200"] = _answer("the page", _TEXT, "text/html")
+    page["responses"]["200"] = _answer("the page", TEXT, "text/html")
     media_types = ("text/html", "text/css", "text/javascript", "image/svg+xml")
-    content = {media_type: {"schema": _TEXT} for media_type in media_types}
+    content = {media_type: {"schema": TEXT} for media_type in media_types}
     file["responses"]["200"] = {"description": "the file", "content": content}
-    file["responses"]["404"] = _answer("the page has no such file", _ref("Error"))
+    file["responses"]["404"] = _answer("the page has no such file", reference("Error"))
     file["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     ]

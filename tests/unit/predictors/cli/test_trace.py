@@ -6,11 +6,11 @@ import json
 
 import pytest
 from recorded import a_request
-from trims_predictors.cli.trace import _tell, _tell_list
+from trims_predictors.cli.trace import _tell_list, show
 
 
 def test_a_tree_is_printed_with_times_shares_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(a_request(), 0.0, as_json=False)
+    show(a_request(), 0.0, as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert lines[0] == ["open", "client", "0.000", "ms", "100.0%", "model=m"]
     assert lines[2] == ["plan", "daemon", "0.000", "ms", "20.0%", "image=4.0", "KiB"]
@@ -19,7 +19,7 @@ def test_a_tree_is_printed_with_times_shares_and_sizes(capsys: pytest.CaptureFix
 
 
 def test_json_has_every_line_and_a_list_one_object_for_each_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(a_request(), 0.0, as_json=True)
+    show(a_request(), 0.0, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["spans"], len(told["lines"])) == ("open", 5, 7)
     assert told["lines"][1]["parent_id"] == told["lines"][0]["span_id"]

@@ -16,7 +16,7 @@ from repository import ROOT
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.daemon_metrics import figures
-from trims_predictors.endpoint.metrics import MOST_MODELS, OTHER, STAGES, Metrics
+from trims_predictors.endpoint.metrics import MOST_MODELS, OTHER, PHASES, STAGES, Metrics
 
 from trims.control import Stats, Tier
 from trims.core.errors import BusyError
@@ -112,12 +112,23 @@ def test_only_registered_models_become_labels_and_not_too_many() -> None:
     assert found("trims_requests_total", OTHER, "http", "ok") == 3
 
 
+def test_phases_of_a_load_add_up_to_it(metrics: Metrics) -> None:
+    metrics.loaded("m", "cpu", {"process_s": 1.0, "open_s": 0.5, "unattributed_s": 0.25, "made_up_s": 0.25})
+    metrics.loaded("made-up", "cpu", {})
+    found = Page(metrics)
+    assert (found("trims_load_seconds_sum", "m", "cpu"), found("trims_load_seconds_count", "m", "cpu")) == (2.0, 1)
+    phases = {name: found("trims_load_phase_seconds_sum", name, "m", "cpu") for name in PHASES}
+    assert phases == {"process": 1.0, "connect": 0, "open": 0.5, "import": 0, "load": 0, "unattributed": 0.5}
+    assert found("trims_load_seconds_count", OTHER, "cpu") == 1
+
+
 def test_a_model_that_is_removed_loses_its_series(metrics: Metrics) -> None:
+    metrics.loaded("m", "cpu", {"process_s": 1.0})
     metrics.forget("m")
     metrics.forget("unknown")
     names = {sample.name for sample in Page(metrics).samples}
     assert "trims_predictors" in names
-    assert not [name for name in names if name.startswith(("trims_requests", "trims_stage"))]
+    assert not [name for name in names if name.startswith(("trims_requests", "trims_stage", "trims_load"))]
 
 
 def test_the_pool_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from trims_predictors.endpoint.otlp import Complaints, RequestSpan, Tracing
+from trims_predictors.endpoint.otlp import _START, Complaints, RequestSpan, Tracing
 from trims_predictors.endpoint.outcomes import Outcome
 
 from trims.core.errors import PredictorError
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 ANSWERED, FAILED = Outcome({"told": 1}, failed=False), Outcome({"told": 2}, failed=True)
 PLAN: Any = type("Deployment", (), {"version": "1.0.0"})
 WARM = {"queue_s": 0.5, "input_s": 0.1, "predict_s": 0.2, "output_s": 0.1, "run_s": 0.5}
-COLD = {**WARM, "process_s": 0.1, "connect_s": 0.0, "open_s": 0.1, "import_s": 0.1, "load_s": 0.1}
+COLD = {
+    **WARM,
+    "process_s": 0.1,
+    "connect_s": 0.0,
+    "open_s": 0.1,
+    "import_s": 0.1,
+    "load_s": 0.1,
+    "unattributed_s": 0.05,
+}
 
 
 class Spans:
@@ -70,7 +78,9 @@ def test_the_stages_of_a_cold_answer_have_their_lengths_within_queue_and_run() -
     ((begin,), (end,)) = spans.ended("input"), spans.ended("output")
     assert begin.start_time - run.start_time == run.end_time - end.end_time
     (request,) = spans.ended("request")
-    assert request.attributes == {
+    phases = {name: request.attributes[f"trims.load_phase_seconds.{name}"] for name in (*_START, "unattributed")}
+    assert sum(phases.values()) == pytest.approx(request.attributes["trims.load_seconds"])
+    assert {name: value for name, value in request.attributes.items() if "load" not in name} == {
         "faas.coldstart": True, "trims.model.version": "1.0.0", "trims.predictor": "forked", "trims.place": "cpu",
         "trims.resident": True, "trims.batch_size": 2, "told": 1,
     }  # fmt: skip

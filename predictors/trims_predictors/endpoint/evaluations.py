@@ -1,0 +1,210 @@
+"""Evaluations that the endpoint's clients order and read: one at a time, each in a process of its own.
+
+What runs is `trims eval`, what is read comes from `trims report`: command, page and library do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trims.core.errors import BusyError, CallerError, TrimsError
+from trims_predictors.evaluation.records import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trims_predictors.endpoint.errands import Errand, Errands
+
+RUNNING, ENDED, FAILED, CANCELLED = "running", "ended", "failed", "cancelled"
+#: Seconds that an evaluation has to end.
+_GRACE_S = 5.0
+#: Evaluations of this endpoint whose progress and errors are kept.
+_MOST_KEPT = 64
+
+
+class _Order(msgspec.Struct, forbid_unknown_fields=True):
+    """Order of an evaluation as clients give it."""
+
+    model: str = ""
+    resume: str = ""
+    tiers: list[str] | None = msgspec.field(default=None, name="from")
+    ways: list[str] | None = msgspec.field(default=None, name="how")
+    batches: list[int] | None = msgspec.field(default=None, name="batch")
+    repeat: int | None = None
+    idle: float | None = None
+    request: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an evaluation of this endpoint is.
+
+    Attributes:
+        done: Samples that were taken.
+        total: Samples there will be; 0 while that is not known.
+        last: The newest sample.
+        code: Of the error that ended it.
+        error: The words of that.
+    """
+
+    id: str
+    model: str
+    state: str = RUNNING
+    done: int = 0
+    total: int = 0
+    last: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    error: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for an answer."""
+        found: dict[str, Any] = {
+            "id": self.id, "model": self.model, "state": self.state, "done": self.done, "total": self.total,
+            "last": dict(self.last),
+        }  # fmt: skip
+        return {**found, "code": self.code, "error": self.error} if self.error else found
+
+
+class Evaluations:
+    """See the module. Used in one event loop.
+
+    Args:
+        errands: Run the commands.
+        environments: Options of `trims eval` that say where predictors run.
+    """
+
+    def __init__(self, errands: Errands, environments: Sequence[str] = ()) -> None:
+        self._errands = errands
+        self._environments = list(environments)
+        self._known: OrderedDict[str, Progress] = OrderedDict()
+        self._errand: Errand | None = None
+        self._running: Progress | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin an evaluation and return its progress.
+
+        Args:
+            order: `model`, or `resume` with an id; `from`, `how` and `batch` are lists, `repeat` and `idle` numbers;
+                `request` is a request of the inference protocol.
+
+        Raises:
+            CallerError: It has another field, or one of another type.
+            BusyError: One is running.
+        """
+        model, options, named, wanted = _words(order)
+        if self._running is not None:
+            raise BusyError(
+                f"evaluation {self._running.id} of {self._running.model} is running, and two would measure each "
+                "other; wait for its end, or cancel it"
+            )
+        progress = Progress(wanted or new_id(), model)
+        new = [] if wanted else ["--id", progress.id]
+        self._errand = errand = self._errands.begin(
+            "eval", *options, *new, *self._environments, "--json-lines", "--", *named
+        )
+        self._running = self._known[progress.id] = progress
+        while len(self._known) > _MOST_KEPT:
+            self._known.popitem(last=False)
+        self._task = asyncio.ensure_future(self._follow(progress, errand))
+        return progress.as_json()
+
+    async def _follow(self, progress: Progress, errand: Errand) -> None:
+        try:
+            await errand.lines(_taker(progress))
+            if progress.state == RUNNING:
+                progress.state = ENDED
+        except (TrimsError, ValueError) as error:
+            if progress.state == RUNNING:
+                progress.state, progress.error = FAILED, str(error)
+                progress.code = error.code if isinstance(error, TrimsError) else "internal"
+        finally:
+            errand.end()
+            self._running = None
+
+    async def listed(self, model: str = "") -> dict[str, Any]:
+        """Return summaries of all evaluations in the database, or of one model's, and what is running."""
+        found = json.loads(await self._errands.ask("report", "--json", *([f"--model={model}"] if model else [])))
+        running = None if self._running is None else self._running.as_json()
+        return {"evaluations": found, "running": running}
+
+    async def read(self, evaluation_id: str) -> dict[str, Any]:
+        """Return an evaluation with its report; of one that is running, or never began, only the progress."""
+        progress = self._known.get(evaluation_id)
+        if progress is not None and (progress.state == RUNNING or (progress.state == FAILED and not progress.done)):
+            return progress.as_json()
+        (found,) = json.loads(await self._errands.ask("report", "--json", "--", evaluation_id))
+        state = progress.state if progress is not None else ENDED if found["ended"] else "interrupted"
+        told = {} if progress is None or not progress.error else {"code": progress.code, "error": progress.error}
+        return {**found, "state": state, **told}
+
+    async def page(self, evaluation_id: str) -> str:
+        """Return the report of an evaluation as HTML."""
+        return await self._errands.ask("report", "--html", "/dev/stdout", "--", evaluation_id)
+
+    async def explained(self, one: str, other: str) -> dict[str, Any]:
+        """Return two evaluations compared."""
+        found = json.loads(await self._errands.ask("report", "--explain", "--json", "--", one, other))
+        explained: dict[str, Any] = found["explained"]
+        return explained
+
+    async def trace(self, trace_id: str) -> dict[str, Any]:
+        """Return the trace of a sample, with a line for each span."""
+        found: dict[str, Any] = json.loads(await self._errands.ask("report", "--json", f"--trace={trace_id}"))
+        return found
+
+    async def remove(self, evaluation_id: str) -> dict[str, Any]:
+        """Cancel an evaluation that is running, which keeps its samples; remove one that is not."""
+        running = self._running
+        if running is not None and running.id == evaluation_id:
+            running.state = CANCELLED
+            if self._errand is not None:
+                self._errand.interrupt()
+            return running.as_json()
+        self._known.pop(evaluation_id, None)
+        await self._errands.ask("report", "--remove", "--", evaluation_id)
+        return {}
+
+    async def close(self) -> None:
+        """End what is running; its samples are kept. Idempotent."""
+        if self._running is not None and self._running.state == RUNNING:
+            self._running.state = CANCELLED
+        task, self._task = self._task, None
+        if self._errand is None or task is None:
+            return
+        self._errand.interrupt()
+        await asyncio.wait([task], timeout=_GRACE_S)
+        self._errand.end()
+        await asyncio.wait([task])
+
+
+def _taker(progress: Progress) -> Callable[[str], None]:
+    def take(line: str) -> None:
+        found = json.loads(line)
+        progress.done, progress.total, progress.last = int(found["done"]), int(found["total"]), found["sample"]
+
+    return take
+
+
+def _words(order: Mapping[str, Any]) -> tuple[str, list[str], list[str], str]:
+    """Return the model of an order, options and arguments of its command, and the evaluation to go on with."""
+    try:
+        asked = msgspec.convert(order, _Order)
+    except msgspec.ValidationError as error:
+        raise CallerError(f"the order of an evaluation is wrong: {error}") from error
+    if bool(asked.model) == bool(asked.resume):
+        raise CallerError("name the `model` to evaluate, or with `resume` the id of the evaluation to go on with")
+    lists = {"--from": asked.tiers, "--how": asked.ways, "--batch": asked.batches}
+    options = [f"{name}={','.join(map(str, values))}" for name, values in lists.items() if values is not None]
+    numbers = {"--repeat": asked.repeat, "--idle": asked.idle}
+    options += [f"{name}={value}" for name, value in numbers.items() if value is not None]
+    if asked.resume:
+        return asked.resume, [*options, f"--resume={asked.resume}"], [], asked.resume
+    request = [] if asked.request is None else [json.dumps(asked.request)]
+    return asked.model, options, [asked.model, *request], ""

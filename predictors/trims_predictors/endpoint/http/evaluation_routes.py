@@ -1,0 +1,70 @@
+"""Evaluations over HTTP, below `/v1/evaluations`: ordered, watched, read, compared and removed. The operator's only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from trims_predictors.endpoint.bodies import read_object
+from trims_predictors.endpoint.disconnects import unless_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping
+
+    from trims_predictors.endpoint.evaluations import Evaluations
+
+_PATH = "/v1/evaluations"
+#: A report is a page of its own: nothing from elsewhere, and no script.
+_REPORT_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def add_evaluation_routes(router: APIRouter, evaluations: Evaluations, most_body_bytes: int) -> None:
+    """Add the routes."""
+
+    @router.get(_PATH)
+    async def listed(request: Request) -> Response:
+        return await _answered(request, evaluations.listed(request.query_params.get("model", "")))
+
+    @router.post(_PATH)
+    async def begin(request: Request) -> Response:
+        return JSONResponse(await evaluations.begin(await read_object(request, most_body_bytes)), 202)
+
+    @router.get(_PATH + "/{evaluation}")
+    async def read(request: Request, evaluation: str) -> Response:
+        return await _answered(request, evaluations.read(evaluation))
+
+    @router.delete(_PATH + "/{evaluation}")
+    async def remove(request: Request, evaluation: str) -> Response:
+        return await _answered(request, evaluations.remove(evaluation))
+
+    _add_reports(router, evaluations)
+
+
+async def _answered(request: Request, work: Awaitable[Mapping[str, Any]]) -> Response:
+    async def answer() -> Response:
+        return JSONResponse(await work)
+
+    return await unless_gone(request, answer())
+
+
+def _add_reports(router: APIRouter, evaluations: Evaluations) -> None:
+    @router.get(_PATH + "/{evaluation}/report")
+    async def report(request: Request, evaluation: str) -> Response:
+        async def page() -> Response:
+            return Response(await evaluations.page(evaluation), media_type="text/html", headers=_REPORT_HEADERS)
+
+        return await unless_gone(request, page())
+
+    @router.get(_PATH + "/{evaluation}/explained/{other}")
+    async def explained(request: Request, evaluation: str, other: str) -> Response:
+        return await _answered(request, evaluations.explained(evaluation, other))
+
+    @router.get("/v1/traces/{trace}")
+    async def trace(request: Request, trace: str) -> Response:
+        return await _answered(request, evaluations.trace(trace))

@@ -1,0 +1,122 @@
+"""Orders of evaluations as clients give them; whole ones are in tests/e2e/test_evaluations_over_http.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trims_predictors.endpoint.evaluations import Evaluations, _words
+
+from trims.core.errors import BusyError, CallerError, PredictorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Errand:
+    """A command that prints lines and ends when it may."""
+
+    def __init__(self, lines: list[str], error: Exception | None) -> None:
+        self._lines, self._error = lines, error
+        self.go_on = asyncio.Event()
+
+    async def lines(self, take: Callable[[str], None]) -> None:
+        for line in self._lines:
+            take(line)
+        await self.go_on.wait()
+        if self._error is not None:
+            raise self._error
+
+    def interrupt(self) -> None:
+        self.go_on.set()
+
+    def end(self) -> None:
+        self.go_on.set()
+
+
+class Errands:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.begun: list[tuple[str, ...]] = []
+
+    def begin(self, *words: str) -> Errand:
+        self.begun.append(words)
+        line = {"done": 1, "total": 2, "sample": {"tier": "cpu"}}
+        self.errand = Errand([json.dumps(line)], self.error)
+        return self.errand
+
+    async def ask(self, *words: str) -> str:
+        self.begun.append(words)
+        return json.dumps([{"id": words[-1], "ended": True}])
+
+
+def test_an_order_becomes_a_command_line() -> None:
+    order = {"model": "--m", "from": ["disk", "cpu"], "how": ["hot"], "batch": [1, 2], "repeat": 3, "idle": 0.5}
+    assert _words(order) == (
+        "--m", ["--from=disk,cpu", "--how=hot", "--batch=1,2", "--repeat=3", "--idle=0.5"], ["--m"], "",
+    )  # fmt: skip
+    assert _words({"model": "m", "request": {"inputs": []}})[2] == ["m", '{"inputs": []}']
+    assert _words({"resume": "1"}) == ("1", ["--resume=1"], [], "1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"model": 1}, {"model": "m", "from": "cpu"}, {"model": "m", "repeat": 1.5}, {"model": "m", "resume": "1"}],
+)
+def test_a_wrong_order_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(CallerError):
+        _words(wrong)
+
+
+def test_progress_is_kept_and_a_second_one_is_refused() -> None:
+    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
+        errands = Errands()
+        given = Evaluations(errands, ["--environments=x"])  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        assert errands.begun[0][-4:] == ("--environments=x", "--json-lines", "--", "m")
+        with pytest.raises(BusyError):
+            await given.begin({"model": "m"})
+        await asyncio.sleep(0)
+        running = await given.read(begun["id"])
+        errands.errand.go_on.set()
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        found = await given.read(begun["id"])
+        await given.close()
+        return running, found
+
+    running, found = asyncio.run(work())
+    assert (running["state"], running["done"], running["total"]) == ("running", 1, 2)
+    assert found["state"] == "ended"
+
+
+def test_an_error_and_a_cancellation_are_told() -> None:
+    async def ended(error: Exception | None, *, cancel: bool) -> dict[str, Any]:
+        errands = Errands(error)
+        given = Evaluations(errands)  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        await asyncio.sleep(0)
+        if cancel:
+            await given.remove(begun["id"])
+        else:
+            errands.errand.go_on.set()
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        return await given.read(begun["id"])
+
+    failed = asyncio.run(ended(PredictorError("it broke"), cancel=False))
+    assert (failed["state"], failed["code"]) == ("failed", "predictor")
+    assert asyncio.run(ended(PredictorError("it was interrupted"), cancel=True))["state"] == "cancelled"
+
+
+def test_the_end_of_the_endpoint_ends_what_runs() -> None:
+    async def work() -> str:
+        given = Evaluations(Errands())  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        await given.close()
+        await given.close()
+        return str((await given.read(begun["id"]))["state"])
+
+    assert asyncio.run(work()) == "cancelled"
