@@ -8,9 +8,11 @@
 `trims.admin()` is a client for operators: what the `trims` command does, from Python; `trims.aadmin()` is the same for
 asyncio. `trims.errors` has every error class. `trims.torch`, `trims.onnxruntime`, `trims.mxnet` and `trims.cupy` turn
 weights into what the framework runs; each needs its framework and is imported when it is first asked for. `trims.faas`
-adapts a `handler(model, event)` to platforms for functions.
+adapts a `handler(model, event)` to platforms for functions. `trims.evaluate()` measures where the time of a model's
+start goes.
 
-This is the one upward reference of the house: the names below are taken from `trims_client`, lazily.
+This is the one upward reference of the house: the names below are taken from `trims_client` and `trims_predictors`,
+lazily.
 """
 
 from __future__ import annotations
@@ -39,12 +41,21 @@ __all__ = [
     "connect",
     "cupy",
     "errors",
+    "evaluate",
     "faas",
     "mxnet",
     "onnxruntime",
     "open_file",
     "torch",
 ]
+#: Names -> modules that have them.
+_HOMES = {
+    "Loss": "trims_client.mapping.lost_leases",
+    "TrimsError": "trims.core.errors",
+    "aadmin": "trims.control",
+    "admin": "trims.control",
+    "evaluate": "trims_predictors.evaluation.library",
+}
 _MODULES = {
     "cupy": "frameworks.cupy",
     "faas": "faas",
@@ -57,12 +68,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("trims.errors")
-    if name == "TrimsError":
-        return importlib.import_module("trims.core.errors").TrimsError
-    if name in ("admin", "aadmin"):
-        return getattr(importlib.import_module("trims.control"), name)
-    if name == "Loss":
-        return importlib.import_module("trims_client.mapping.lost_leases").Loss
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"trims_client.{_MODULES[name]}")
     if name in __all__:

@@ -9,10 +9,12 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from fleets import register
 from repository import ROOT
 
+import trims
 from trims.cli.main import main
 from trims.trace import spans
 from trims.trace.reader import read_traces
@@ -100,6 +102,18 @@ def test_a_report_is_written_as_page_picture_and_table(
         assert path.read_bytes().startswith(begin)
     assert main([*runtime, "--csv"]) == 0
     assert "steady run" in capsys.readouterr().out
+
+
+def test_the_library_does_what_the_command_does(daemon: Daemon, model: str) -> None:
+    taken: list[int] = []
+    found = trims.evaluate(
+        model, {"x": np.ones(2)}, ways=["hot"], repeats=2, batches=[1, 3], runtime_dir=str(daemon.config.runtime_dir),
+        progress=lambda done, total, sample: taken.append(done),
+    )  # fmt: skip
+    assert [(each.way, each.batch, each.why_not) for each in found.samples] == [("hot", 1, ""), ("hot", 3, "")] * 2
+    assert (taken, found.ended) == ([1, 2, 3, 4], True)
+    with pytest.raises(trims.errors.CallerError):
+        trims.evaluate(model, {"z": np.ones(2)}, ways=["hot"], runtime_dir=str(daemon.config.runtime_dir))
 
 
 def test_a_tier_that_cannot_be_brought_about_is_said_and_the_others_are_measured(

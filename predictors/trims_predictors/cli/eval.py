@@ -49,10 +49,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     from trims.cli.output import say, say_json
     from trims_predictors.evaluation.report import rows, text
-    from trims_predictors.evaluation.session import evaluate
+    from trims_predictors.evaluation.session import evaluate_model
 
     progress = _say_sample if options.json_lines else _progress
-    evaluated = asyncio.run(evaluate(_wish(options), _place(options), progress))
+    evaluated = asyncio.run(evaluate_model(_wish(options), _place(options), progress))
     if options.json_lines:
         return
     if options.json:

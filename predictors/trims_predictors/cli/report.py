@@ -91,6 +91,8 @@ def _show(options: argparse.Namespace, found: Sequence[Evaluated]) -> None:
     from trims_predictors.cli.eval import heading
     from trims_predictors.evaluation.report import explain, rows, text
 
+    if options.html or options.png:
+        _check_folder(options.html or options.png)
     if options.html:
         from trims_predictors.evaluation.report.page import as_html
 
@@ -112,6 +114,15 @@ def _show(options: argparse.Namespace, found: Sequence[Evaluated]) -> None:
             say("\n".join(text.lines(each)) + "\n")
         if options.explain:
             say("\n".join(explain.lines(*found)))
+
+
+def _check_folder(path: Path) -> None:
+    import os
+
+    from trims.core.errors import ConfigError
+
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: no such folder, or it is not yours; choose another file")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -110,7 +110,7 @@ class Place:
     database: str = ""
 
 
-async def evaluate(wish: Wish, place: Place, progress: Progress) -> Evaluated:
+async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evaluated:
     """Evaluate a model, or go on with an evaluation.
 
     Args:
