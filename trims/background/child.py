@@ -22,9 +22,14 @@ from trims.background.task import Running, SourceFailedError
 from trims.core.errors import LostPeerError
 from trims.process import messages
 from trims.process.lifeline import depend_on
+from trims.trace.children import Reporter
+from trims.trace.span import OFF
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from trims.trace.span import AnySpan
 
 #: Without a request for so long, the memory of a process is worth more than its start.
 IDLE_S = 30.0
@@ -63,6 +68,10 @@ class Copier:
         self._running: Running | None = None
         self._fds: list[int] = []
         self._free_at_s = 0.0
+        self._spans = Reporter()
+        #: The task as it was ordered, and its span.
+        self._order: dict[str, Any] = {}
+        self._carrying: AnySpan = OFF
 
     def serve(self) -> None:
         """Answer requests until the daemon is gone, or silent for long."""
@@ -87,14 +96,21 @@ class Copier:
                 return {"done": self._go(request["nbytes"], request["bytes_per_s"])}
             digests = self._running.digests() if what == "end" else {}
         except (SourceFailedError, OSError) as error:
-            self._drop()
-            return failure(error)
+            return self._ended(failure(error), error)
+        return self._ended({"digests": digests})
+
+    def _ended(self, answer: dict[str, Any], error: BaseException | None = None) -> dict[str, Any]:
+        """Let go of the task. Return the answer with its spans, if they were asked for."""
+        self._carrying.end(error)
+        answer = self._spans.add(self._order, answer)
         self._drop()
-        return {"digests": digests}
+        return answer
 
     def _begin(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._drop()
-        self._fds = fds
+        self._fds, self._order = fds, request
+        with self._spans.recorded(request):
+            self._carrying = span("carry", carried_bytes=request["nbytes"])
         self._running = Running(read_order(request, fds))
         return {"done": 0}
 
@@ -122,6 +138,8 @@ class Copier:
         if self._running is not None:
             self._running.close()
             self._running = None
+        self._carrying.end()
+        self._carrying, self._order = OFF, {}
         for fd in self._fds:
             os.close(fd)
         self._fds = []

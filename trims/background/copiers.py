@@ -20,6 +20,7 @@ from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
 from trims.process.python import run_ours
+from trims.trace.children import take_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +114,7 @@ class Process:
             raise self._lost(error) from error
         if received is None:
             raise self._lost("it closed its socket")
+        take_spans(received[0], self.pid, "copier")
         return check(received[0])
 
     def kill(self) -> None:

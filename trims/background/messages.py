@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.background.task import Order, Part, SourceFailedError, Task
 from trims.process import messages
+from trims.trace.children import ask_for_spans
 
 if TYPE_CHECKING:
     import socket
@@ -40,7 +41,9 @@ def send_order(connection: socket.socket, order: Order) -> None:
             "large_pages": task.large_pages,
             "has_target": target is not None,
         }
-        messages.send(connection, message, [parts_fd, *([] if target is None else [target]), *order.files])
+        messages.send(
+            connection, ask_for_spans(message), [parts_fd, *([] if target is None else [target]), *order.files]
+        )
     finally:
         os.close(parts_fd)
 

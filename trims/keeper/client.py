@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError
 from trims.memory.cuda.drivers import export_message, export_of
+from trims.trace.spans import traceparent
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
 from trims.wire.peer import Peer
@@ -46,7 +47,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeeperState:
-    """A keeper's answer to `hello`. `peers` are the UUIDs of the devices that it can copy from."""
+    """A keeper's answer to `hello`.
+
+    Attributes:
+        peers: UUIDs of the devices that it can copy from.
+        traces: Orders to it may name the span that they are a part of.
+    """
 
     pid: int
     device: str
@@ -55,6 +61,7 @@ class KeeperState:
     awake: bool
     peers: frozenset[str]
     images: list[Kept]
+    traces: bool = False
 
 
 class KeeperConnection:
@@ -66,12 +73,16 @@ class KeeperConnection:
         answer_s: Seconds to wait for an answer; after that the keeper counts as gone.
         progress_s: Seconds to wait for each progress message of a copy. Pinning the pages of a large file sends no
             progress, so this is long.
+        traces: As in the keeper's state.
     """
 
-    def __init__(self, path: Path, *, answer_s: float = ANSWER_S, progress_s: float = 300.0) -> None:
+    def __init__(
+        self, path: Path, *, answer_s: float = ANSWER_S, progress_s: float = 300.0, traces: bool = False
+    ) -> None:
         self._path = path
         self._answer_s = answer_s
         self._progress_s = progress_s
+        self._traces = traces
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -92,8 +103,9 @@ class KeeperConnection:
         images = [Kept(**self._next()) for _ in range(first["images"])]
         peers = frozenset(first["peers"])
         return KeeperState(
-            first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], peers, images
-        )
+            first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], peers, images,
+            bool(first.get("traces")),
+        )  # fmt: skip
 
     def room(self) -> tuple[int, int]:
         """Return free and total bytes of the device."""
@@ -198,6 +210,9 @@ class KeeperConnection:
 
     def _begin(self, message: Message, fds: Sequence[int], wait_s: float | None) -> Message:
         """Send an order and return the first answer. `wait_s` limits the wait for each answer; None for no limit."""
+        context = traceparent() if self._traces else None
+        if context is not None:
+            message = {**message, "traceparent": context}
         try:
             self._sock.settimeout(wait_s)
             socket.send_fds(self._sock, [encode(message)], fds)

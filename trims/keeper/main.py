@@ -15,6 +15,7 @@ from trims.keeper.keeper import Keeper
 from trims.keeper.server import KeeperServer
 from trims.logs import configure_child
 from trims.memory.cuda.connect import connect
+from trims.trace import spans
 
 _LOOK_AGAIN_S = 0.02
 
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _await(child, options.socket)
         _detach(options.detach)
     configure_child()
+    spans.configure_from_environment("keeper")
     try:
         keeper = Keeper(connect(options.cuda), options.device, options.driver, idle_s=options.idle_s)
         server = KeeperServer(keeper, options.socket)
@@ -41,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.end())
     if not server.serve():
+        spans.stop()
         os._exit(1)  # a normal exit would wait for threads that hang in the driver
+    spans.stop()
     return 0
 
 

@@ -41,6 +41,7 @@ from trims.keeper.messages import (
     parse_order,
 )
 from trims.memory.cuda.drivers import export_message, export_of
+from trims.trace.spans import continued, span
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
 from trims.wire.peer import Peer
@@ -237,9 +238,11 @@ class _Connection:
                 log.exception("a draft could not be freed")
 
     def _obey(self, message: Message, fds: list[int]) -> None:
+        context = message.pop("traceparent", None)
         try:
             order = parse_order(message)
-            self._orders[type(order)](order, fds)
+            with continued(context), span(f"keeper {message['op']}"):
+                self._orders[type(order)](order, fds)
         except DeviceLostError as error:
             try:
                 self._say(error_message(error, None))
@@ -265,7 +268,8 @@ class _Connection:
         ]
         first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
         driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
-        self._say({**first, **driver, "peers": keeper.device.peers, "images": len(images)})
+        # A daemon of an older version asks for no spans, and a keeper of an older version refuses the field.
+        self._say({**first, **driver, "traces": True, "peers": keeper.device.peers, "images": len(images)})
         for image in images:  # one in each frame: a frame's size is limited, the number of images is not
             self._say(image)
 

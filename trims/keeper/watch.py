@@ -73,7 +73,7 @@ class KeeperWatch:
         Raises DeviceLostError if the keeper has ended, CapacityError if this process has no descriptor left.
         """
         try:
-            return KeeperConnection(self._keeper, answer_s=answer_s)
+            return KeeperConnection(self._keeper, answer_s=answer_s, traces=self.state.traces)
         except DaemonAwayError as error:
             hope = f"no other keeper starts: {self._why_away}" if self._why_away else f"another one is started: {error}"
             raise DeviceLostError(f"the keeper of {self._name} has ended, and {hope}") from error

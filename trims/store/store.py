@@ -29,6 +29,7 @@ from trims.store.catalog import FILE_PREFIX
 from trims.store.pins import Pins, SizesAt
 from trims.store.resolve.hashing import Reading
 from trims.store.resolve.mounts import mount_of
+from trims.trace import spans
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -293,3 +294,12 @@ class Store:
         self.device_leases.expire(now_s)
         self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))
+        if spans.is_everything():
+            self._count()
+
+    def _count(self) -> None:
+        """Record how full each tier is, and how many leases there are."""
+        whole = self.read.whole()
+        for tier in whole.tiers:
+            spans.count(f"{tier.place}_bytes", tier.charged_bytes)
+        spans.count("leases", whole.leases)

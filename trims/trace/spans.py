@@ -97,6 +97,11 @@ def count(name: str, value: float) -> None:
         _sink.count(name, value)
 
 
+def is_everything() -> bool:
+    """Return whether everything is recorded, with counters."""
+    return _sink is not None and _everything
+
+
 def deepest() -> Level:
     """Return the deepest level that is recorded."""
     return Level(_deepest)

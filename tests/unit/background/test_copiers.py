@@ -13,9 +13,12 @@ import pytest
 
 from trims.background.copiers import HERE_BYTES, SLICE_BYTES, Copiers, LostCopierError, Process
 from trims.background.task import Order, SourceFailedError, Task
+from trims.trace import spans
+from trims.trace.reader import read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NBYTES = HERE_BYTES + SLICE_BYTES + 1234
 
@@ -225,3 +228,31 @@ def test_a_copier_that_cannot_notice_the_end_of_its_daemon_ends_with_it(depot: D
     os.kill(process.pid, signal.SIGSTOP)
     process._child.lifeline.close()  # as the kernel closes it when a daemon is killed
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_a_copier_reports_its_part_of_a_trace_with_its_answer(depot: Depot, tmp_path: Path) -> None:
+    spans.configure(tmp_path, "daemon")
+    try:
+        depot.carry()  # of no trace
+        with spans.continued(f"00-{'1' * 32}-{'2' * 16}-01"), spans.span("copy") as copying:
+            assert depot.carry() == depot.expected
+    finally:
+        spans.stop()
+    (trace,) = read_traces(tmp_path)
+    (carried,) = (each for each in trace.spans if each.name == "carry")
+    assert copying.context is not None
+    assert (carried.parent_id, carried.process.role) == (copying.context.span_id, "copier")
+    assert (carried.process.pid, carried.attributes) == (depot.processes[0].pid, {"carried_bytes": NBYTES})
+
+
+def test_a_task_that_fails_is_reported_with_its_error(depot: Depot, tmp_path: Path) -> None:
+    os.ftruncate(depot.source, NBYTES // 2)
+    spans.configure(tmp_path, "daemon")
+    try:
+        with spans.continued(f"00-{'1' * 32}-{'2' * 16}-01"), pytest.raises(SourceFailedError):
+            depot.carry()
+    finally:
+        spans.stop()
+    (trace,) = read_traces(tmp_path)
+    (carried,) = trace.spans
+    assert (carried.name, carried.attributes["error.type"]) == ("carry", "SourceFailedError")

@@ -13,6 +13,8 @@ from keepers import DIGEST, KEY, TOTAL, UUID, Served
 from trims.core.errors import BadMessageError, CallerError, CapacityError, DaemonAwayError, DeviceLostError
 from trims.keeper.client import KeeperConnection, Kept
 from trims.testing.descriptors import few_descriptors
+from trims.trace import spans
+from trims.trace.reader import read_traces
 from trims.wire.frames import encode
 
 if TYPE_CHECKING:
@@ -135,3 +137,23 @@ def test_an_export_without_its_descriptors_is_a_lack_of_room_and_not_a_broken_ke
     ):
         connection.export(1)
     keeper.end()
+
+
+def test_orders_are_parts_of_the_trace_that_they_name(
+    served: Served, image: Callable[..., tuple[int, bytes]], tmp_path: Path
+) -> None:
+    fd, data = image(4096)
+    spans.configure(tmp_path, "keeper")  # the keeper serves in this process
+    try:
+        with KeeperConnection(served.path) as connection:
+            assert connection.hello().traces
+        with KeeperConnection(served.path, traces=True) as connection:
+            number = connection.create(len(data))  # of no trace
+            with spans.continued(f"00-{'1' * 32}-{'2' * 16}-01"):
+                connection.fill(number, fd)
+        with spans.continued(f"00-{'1' * 32}-{'2' * 16}-01"), KeeperConnection(served.path) as connection:
+            connection.room()  # as to a keeper of an older version
+    finally:
+        spans.stop()
+    (trace,) = read_traces(tmp_path)
+    assert [(each.name, each.parent_id) for each in trace.spans] == [("keeper fill", "2" * 16)]

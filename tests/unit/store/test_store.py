@@ -12,6 +12,8 @@ from trims.core.errors import CapacityError, DrainingError, InUseError, ModelNot
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
 from trims.store.resolve import resolver
+from trims.trace import spans
+from trims.trace.reader import read_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,3 +154,18 @@ def test_a_replica_that_is_reported_broken_is_retired_and_loaded_again(
     again = asker.open("m")
     assert again.generation > granted.generation
     assert daemon.store.counters["broken"] == 1
+
+
+def test_bytes_of_tiers_and_leases_are_counted_where_everything_is_recorded(
+    daemon: Daemon, asker: Asker, model: Callable[..., str], tmp_path: Path
+) -> None:
+    asker.open(model())
+    spans.configure(tmp_path, "daemon", everything=True)
+    try:
+        daemon.store.tick(0.0)
+    finally:
+        spans.stop()
+    found = {each.name: each.value for each in read_counts(tmp_path)}
+    assert found["leases"] == 1
+    assert found["cpu_bytes"] > 0
+    assert "disk_bytes" in found
