@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mxnet_files
 import numpy as np
 import pytest
 from fleets import register
@@ -16,15 +19,28 @@ from repository import ROOT
 
 import trims
 from trims.cli.main import main
+from trims.control import admin
 from trims.trace import spans
 from trims.trace.reader import read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
+MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
+SYMBOL = {
+    "nodes": [
+        {"op": "null", "name": "data", "inputs": []},
+        {"op": "null", "name": "w", "inputs": []},
+        {
+            "op": "FullyConnected", "name": "y", "attrs": {"num_hidden": "2", "no_bias": "True"},
+            "inputs": [[0, 0, 0], [1, 0, 0]],
+        },
+    ],
+    "arg_nodes": [0, 1],
+    "heads": [[2, 0, 0]],
+}  # fmt: skip
 INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
 
 
@@ -102,6 +118,38 @@ def test_a_report_is_written_as_page_picture_and_table(
         assert path.read_bytes().startswith(begin)
     assert main([*runtime, "--csv"]) == 0
     assert "steady run" in capsys.readouterr().out
+
+
+def test_the_framework_alone_is_measured_and_everything_is_compared_with_it(
+    daemon: Daemon, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(daemon, capsys, "eval", model, "--repeat", "1", "--from", "file,cpu", "--how", "alone,template")
+    rows = {(row["tier"], row["way"]): row for row in found["rows"]}
+    assert rows.keys() == {("file", "alone"), ("cpu", "alone"), ("file", "template"), ("cpu", "template")}
+    assert not {"open", "attach", "connect"} & rows["cpu", "alone"]["stages"].keys(), "no daemon takes part"
+    for (tier, way), row in rows.items():
+        assert row["over_alone"] == pytest.approx(rows[tier, "alone"]["seconds"]["value"] / row["seconds"]["value"]), (
+            tier,
+            way,
+        )
+
+
+@pytest.mark.mxnet
+@pytest.mark.skipif(not MXNET_PYTHON.exists(), reason="no MXNet environment: make mxnet-env")
+def test_a_model_of_mxnet_is_measured_in_its_own_environment(
+    daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = mxnet_files.save(folder, {"arg:w": mxnet_files.array("F32", (2, 3), fill=0x3F)}, SYMBOL)
+    with admin(daemon.config.runtime_dir) as control:
+        control.add({"name": "x", "artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}, lazy=True)
+    inputs = '{"inputs": [{"name": "data", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
+    found = run(
+        daemon, capsys, "eval", "x", inputs, "--repeat", "1", "--from", "file,cpu", "--how", "alone,template",
+        "--environments", f"mxnet={MXNET_PYTHON}",
+    )  # fmt: skip
+    assert {(row["tier"], row["way"]) for row in found["rows"]} == {
+        ("file", "alone"), ("cpu", "alone"), ("file", "template"), ("cpu", "template"),
+    }, found["discarded"]  # fmt: skip
 
 
 def test_the_library_does_what_the_command_does(daemon: Daemon, model: str) -> None:

@@ -174,6 +174,7 @@ def _show(options: argparse.Namespace) -> None:
         ("format", model.format),
         ("image key", model.key),
         ("image", format_bytes(model.image_bytes) if model.image_bytes else "not converted yet"),
+        ("files", ", ".join(model.files)),
         ("in memory", model.in_memory),
         ("inputs", _tensors(model.inputs, model)),
         ("outputs", _tensors(model.outputs, model)),

@@ -381,6 +381,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             inputs=views.tensors(signature.inputs),
             outputs=views.tensors(signature.outputs),
             tensors_seen=signature.seen,
+            files=map(str, image.files) if story else (),
         )
 
 

@@ -17,6 +17,7 @@ from trims.core.residency.placement import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from trims.core.place import Place
     from trims.core.replica import Replica
@@ -133,12 +134,14 @@ class NameView:
         format: Of the artifact; empty if it was not looked at in this life of the daemon; see `ReadModel.format_of`.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
+        files: Those of the artifact that are known, the main one first; empty if the name was never looked into.
     """
 
     key: str = ""
     format: str = ""
     nbytes: int = 0
     in_place: str | None = None
+    files: tuple[Path, ...] = ()
 
 
 class ReadModel:
@@ -265,7 +268,9 @@ class ReadModel:
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
         nbytes = record.nbytes if record else 0
-        return NameView(key, known.artifact.format, nbytes, known.in_place) if known else NameView(key, "", nbytes)
+        if known is None:
+            return NameView(key, "", nbytes)
+        return NameView(key, known.artifact.format, nbytes, known.in_place, known.artifact.files)
 
     def format_of(self, manifest: Manifest) -> str:
         """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""

@@ -14,7 +14,7 @@ from trims.trace.reader import wait_for_trace
 from trims_predictors.evaluation import tiers
 from trims_predictors.evaluation.records import Sample, Taken
 from trims_predictors.evaluation.stages import partition
-from trims_predictors.evaluation.ways import ALONE, RUNNING, digest_of
+from trims_predictors.evaluation.ways import ALONE, RUNNING, NoWayError, are_close, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trims.trace.reader import Trace
     from trims_predictors.evaluation.records import Order
     from trims_predictors.evaluation.ways import Starter
+    from trims_predictors.tensors import Tensor
 
 #: Runs after the first one, whose median is what computing alone takes.
 _STEADY_RUNS = 5
@@ -58,6 +59,7 @@ class Evaluation:
         daemon: Its control door.
         model: As registered.
         starter: Starts predictors of it.
+        files: Those of its artifact.
         folder: Where traces are.
         keep: Called with each sample.
     """
@@ -65,10 +67,13 @@ class Evaluation:
     daemon: AsyncAdmin
     model: str
     starter: Starter
+    files: Sequence[str]
     folder: str
     keep: Callable[[Taken], None]
     #: Tiers and ways that cannot be brought about, and why.
     unreachable: dict[str, str] = field(default_factory=dict)
+    #: First answer to the requests of each batch.
+    _answers: dict[int, list[Tensor]] = field(default_factory=dict)
 
     async def run(self, wanted: Sequence[Where], repeats: int, done: frozenset[tuple[Where, int]]) -> None:
         """Take all samples in turns, so that a machine that changes changes for all of them.
@@ -88,12 +93,14 @@ class Evaluation:
         try:
             await self.starter.prepare(way, batch)
             if tier != ANY_TIER:
-                await tiers.bring(self.daemon, self.model, tier, alone=way == ALONE)
-                wrong = await tiers.verify(self.daemon, self.model, tier, alone=way == ALONE)
+                await tiers.bring(self.daemon, self.model, tier, self.files, alone=way == ALONE)
+                wrong = await tiers.verify(self.daemon, self.model, tier, self.files, alone=way == ALONE)
                 if wrong:
                     self._discard(where, number, f"the state was not {tier}: {wrong}")
                     return
             self.keep(await self._sample(where, number))
+        except NoWayError as error:
+            self.unreachable[way] = str(error)
         except tiers.Unreachable as error:
             self.unreachable[way if way == ALONE else tier] = str(error)
         except TrimsError as error:
@@ -124,9 +131,16 @@ class Evaluation:
         whole = next(each for each in trace.spans if each.name == _SAMPLE)
         sample = Sample(
             tier, way, number, whole.seconds, partition(trace, whole), tuple(steady), digest, context.trace_id,
-            "its answers differ from run to run" if len(digests) > 1 else "", batch,
+            self._why_not(batch, outputs, digests), batch,
         )  # fmt: skip
         return Taken(sample, trace.spans)
+
+    def _why_not(self, batch: int, outputs: list[Tensor], digests: set[str]) -> str:
+        """Return why the answers of a sample forbid to count it; empty if they do not."""
+        if len(digests) > 1:
+            return "its answers differ from run to run"
+        first = self._answers.setdefault(batch, outputs)
+        return "" if are_close(first, outputs) else "its answer is another one than that of the first sample"
 
     def _trace(self, trace_id: str) -> Trace:
         """Return the trace of a sample once the daemon has written its part. Raises InternalError if none was."""

@@ -14,6 +14,7 @@ from trims.control import aadmin
 from trims.core.errors import BusyError, CallerError
 from trims.environments.environment_store import EnvironmentStore, default_folder
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
+from trims.manifests.manifest import parse_manifest
 from trims.trace import spans
 from trims.wire.address import default_runtime_dir
 from trims_predictors.children.launcher import Launcher
@@ -24,14 +25,14 @@ from trims_predictors.evaluation.evaluation import Evaluation, starts
 from trims_predictors.evaluation.inputs import in_batches, made_inputs
 from trims_predictors.evaluation.records import Order, new_id
 from trims_predictors.evaluation.stack import stack
-from trims_predictors.evaluation.tiers import TIERS
+from trims_predictors.evaluation.tiers import TIERS, artifact_files
 from trims_predictors.evaluation.ways import WAYS, Starter
 from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from trims.control import AsyncAdmin
+    from trims.control import AsyncAdmin, Model
     from trims.manifests.serving import TensorType
     from trims_predictors.deployment.deployment import Deployment
     from trims_predictors.deployment.key import DeploymentKey
@@ -144,8 +145,9 @@ async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evalua
             done.append(taken.sample)
             progress(len(done), total, taken.sample)
 
-        async with _starter(runtime_dir, deployment, inputs, order.idle_s) as starter:
-            evaluation = Evaluation(daemon, model, starter, str(trace_dir), keep)
+        shown = await _looked_into(daemon, model)
+        async with _starter(runtime_dir, deployment, inputs, order.idle_s, shown) as starter:
+            evaluation = Evaluation(daemon, model, starter, artifact_files(shown), str(trace_dir), keep)
             taken_before = frozenset((each.where, each.number) for each in done)
             await evaluation.run(starts(order), order.repeats, taken_before)
         kept.end(order.id, evaluation.unreachable)
@@ -160,6 +162,15 @@ async def _begun(daemon: AsyncAdmin, kept: Evaluations, wish: Wish, deployment: 
     )  # fmt: skip
     kept.begin(order, len(starts(order)) * order.repeats)
     return order
+
+
+async def _looked_into(daemon: AsyncAdmin, model: str) -> Model:
+    """Return a model whose artifact was looked into: which files it has is known then."""
+    shown = await daemon.show(model)
+    if not shown.files:
+        await daemon.load(model, "cpu")
+        shown = await daemon.show(model)
+    return shown
 
 
 @asynccontextmanager
@@ -181,11 +192,13 @@ async def _opened(
 
 @asynccontextmanager
 async def _starter(
-    runtime_dir: str, deployment: Deployment, inputs: Mapping[int, Sequence[Tensor]], idle_s: float
+    runtime_dir: str, deployment: Deployment, inputs: Mapping[int, Sequence[Tensor]], idle_s: float, shown: Model
 ) -> AsyncIterator[Starter]:
     launcher = Launcher(runtime_dir, plain=True)
     templates = WarmPool(launcher, spares=0, threads=deployment.threads, busy=lambda: True)
-    starter = Starter(launcher, templates, deployment, inputs, idle_s)
+    options = parse_manifest(shown.manifest, shown.origin).artifact.options
+    artifact = {"path": (artifact_files(shown) or [""])[0], "format": shown.format, "options": dict(options)}
+    starter = Starter(launcher, templates, deployment, inputs, idle_s=idle_s, artifact=artifact)
     try:
         yield starter
     finally:

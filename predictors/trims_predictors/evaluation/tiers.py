@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, InUseError, ModelNotFoundError, NotSupportedError, TrimsError
+from trims.formats.plugins import converter
 from trims.manifests.manifest import parse_manifest
 from trims_predictors.evaluation import page_cache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trims.control import AsyncAdmin, Model
 
 TIERS = ("file", "disk", "cpu", "gpu")
@@ -24,7 +28,7 @@ class Unreachable(Exception):  # noqa: N818 - no failure of the evaluation: the 
     """A tier cannot be brought about here; the message says why."""
 
 
-async def bring(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = False) -> None:
+async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[str], *, alone: bool = False) -> None:
     """Bring a model into the state that a start from a tier finds.
 
     Args:
@@ -32,6 +36,7 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = Fals
         model: As registered.
         tier: Of `TIERS`. `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
             is on disk and not in memory; `cpu` and `gpu`: it is there.
+        artifact: Files of its artifact: see `artifact_files`, which may read them and is not asked here.
         alone: For the framework alone, which reads the artifact: `file`: it is not in memory; `cpu`: it is.
 
     Raises:
@@ -39,7 +44,7 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = Fals
         TrimsError: The daemon refuses an order.
     """
     if alone:
-        await _bring_file(await daemon.show(model), cached=tier != "file")
+        await _bring_files(artifact, cached=tier != "file")
         return
     if tier == "gpu":
         place = await _gpu(daemon)
@@ -59,21 +64,23 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = Fals
     for replica in shown.replicas:
         if replica.place.startswith("gpu"):
             await _evict(daemon, model, replica.place)
-    await _bring_file(shown, cached=False, tier=tier)
+    await _bring_files(artifact if tier == "file" else _on_disk(shown), cached=False)
 
 
-async def _bring_file(shown: Model, *, cached: bool, tier: str = "file") -> None:
+async def _bring_files(files: Sequence[str], *, cached: bool) -> None:
+    if not files or not all(os.path.isfile(each) for each in files):
+        raise Unreachable("it has no files there")
     try:
-        await asyncio.to_thread(page_cache.fill if cached else page_cache.drop, files_of(shown, tier))
+        await asyncio.to_thread(page_cache.fill if cached else page_cache.drop, files)
     except OSError as error:
         raise Unreachable(f"the file system's cache cannot be {'filled' if cached else 'dropped'}: {error}") from error
 
 
-async def verify(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = False) -> str:
+async def verify(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[str], *, alone: bool = False) -> str:
     """Return what is not as a start from a tier needs it; empty if everything is."""
     shown = await daemon.show(model)
     if alone:
-        share = await asyncio.to_thread(page_cache.cached_share, files_of(shown, "file"))
+        share = await asyncio.to_thread(page_cache.cached_share, artifact)
         right = share <= _MOST_CACHED if tier == "file" else share >= 1 - _MOST_CACHED
         return "" if right else f"{share:.0%} of its file is in memory"
     there = {each.place.partition(":")[0] for each in shown.replicas if each.state == "sealed" and each.place != "file"}
@@ -81,24 +88,25 @@ async def verify(daemon: AsyncAdmin, model: str, tier: str, *, alone: bool = Fal
     if tier in ("file", "disk"):
         if there != wanted[tier]:
             return f"its image is at {', '.join(sorted(there)) or 'no place'}"
-        share = await asyncio.to_thread(page_cache.cached_share, files_of(shown, tier))
+        files = artifact if tier == "file" else _on_disk(shown)
+        share = await asyncio.to_thread(page_cache.cached_share, files)
         return "" if share <= _MOST_CACHED else f"{share:.0%} of its file is in memory"
     return "" if wanted[tier] <= there else f"its image is at {', '.join(sorted(there)) or 'no place'}"
 
 
-def files_of(shown: Model, tier: str) -> list[str]:
-    """Return the files that a start from `file` or `disk` reads. Raises Unreachable if they are not known."""
-    if tier == "disk":
-        found = [each.location for each in shown.replicas if each.place == "disk"]
-    else:
-        manifest = parse_manifest(shown.manifest, shown.origin)
-        path = manifest.artifact.path
-        if path is None:
-            raise Unreachable("its artifact is made by code, and is no file")
-        found = [os.path.join(shown.origin, path)]
-    if not found or not all(os.path.isfile(each) for each in found):
-        raise Unreachable(f"it has no single file at {tier}")
-    return found
+def _on_disk(shown: Model) -> list[str]:
+    return [each.location for each in shown.replicas if each.place == "disk"]
+
+
+def artifact_files(shown: Model) -> list[str]:
+    """Return all files of a model's artifact, the main one first; empty if it was never looked into. Reads them."""
+    if not shown.files:
+        return []
+    options = parse_manifest(shown.manifest, shown.origin).artifact.options
+    try:
+        return [str(each) for each in converter(shown.format).files(Path(shown.files[0]), options)]
+    except TrimsError:
+        return list(shown.files)
 
 
 async def _gpu(daemon: AsyncAdmin) -> str:

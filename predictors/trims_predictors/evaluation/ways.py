@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trims.core.errors import PredictorError
 from trims.trace.spans import span
 from trims_predictors.children.worker_process import spawn
 from trims_predictors.deployment.deployment import load_message
+from trims_predictors.frameworks.alone import why_not as why_not_alone
+from trims_predictors.tensors import to_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +33,12 @@ RUNNING = (HOT, SETTLED)
 #: Runs before a predictor rests to be settled.
 _SETTLING_RUNS = 20
 _LOAD_S, _RUN_S = 600.0, 600.0
+#: Part of the largest value by which equal answers may differ, for types that are rounded.
+_ROUNDED = {"FP64": 1e-9, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
+
+
+class NoWayError(Exception):
+    """A model cannot be started in a way; the message says why."""
 
 
 class Starter:
@@ -40,22 +50,28 @@ class Starter:
         deployment: Of the model.
         inputs: Of requests, by their batch.
         idle_s: Seconds that a predictor rests to be settled.
+        artifact: Path, format and options of the model's artifact, for the framework alone.
     """
 
     def __init__(
         self, launcher: Launcher, templates: WarmPool, deployment: Deployment, inputs: Mapping[int, Sequence[Tensor]],
-        idle_s: float,
+        *, idle_s: float, artifact: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._launcher = launcher
         self._templates = templates
         self._deployment = deployment
         self._inputs = inputs
         self._idle_s = idle_s
+        self._artifact = artifact
         self._hot: PredictorProcess | None = None
 
     async def prepare(self, way: str, batch: int = 1) -> None:
         """Have ready what a sample in this way does not count: a template, or a predictor that has answered."""
         await self.close()
+        if way == ALONE:
+            why = why_not_alone(self._deployment.call, self._deployment.how, str(self._artifact["format"]))
+            if why:
+                raise NoWayError(why)
         if way == TEMPLATE:
             process = await self._templates.take(self._deployment.environment)
             await process.end()
@@ -83,16 +99,16 @@ class Starter:
                 process.kill("its sample failed")
                 raise
         with span("process"):
-            if way == FRESH:
+            if way in (ALONE, FRESH):
                 process = spawn(self._launcher, self._deployment.environment)
             else:
                 process = await self._templates.take(self._deployment.environment)
         try:
             if way == TEMPLATE and process.how != "forked":
                 raise PredictorError(f"the predictor was {process.how}, not forked from a template")
-            if way == FRESH:
+            if way in (ALONE, FRESH):
                 await self._import(process)
-            await self._load(process)
+            await self._load(process, alone=way == ALONE)
             return process, await self._run(process, batch)
         except BaseException:
             process.kill("its sample failed")
@@ -112,9 +128,10 @@ class Starter:
         with span("prepare"):
             await process.ask(message, deadline_s=_LOAD_S)
 
-    async def _load(self, process: PredictorProcess) -> None:
+    async def _load(self, process: PredictorProcess, *, alone: bool = False) -> None:
+        message = {**load_message(self._deployment), "record": False}
         with span("load model"):
-            await process.ask({**load_message(self._deployment), "record": False}, deadline_s=_LOAD_S)
+            await process.ask({**message, "alone": self._artifact} if alone else message, deadline_s=_LOAD_S)
 
     async def _run(self, process: PredictorProcess, batch: int) -> list[Tensor]:
         with span("run"):
@@ -128,6 +145,24 @@ class Starter:
         process, self._hot = self._hot, None
         if process is not None:
             await process.end()
+
+
+def are_close(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Return whether two answers are the same but for the rounding of another order of additions."""
+    named = {tensor.name: tensor for tensor in other}
+    if len(one) != len(named):
+        return False
+    return all(tensor.name in named and _are_close(tensor, named[tensor.name]) for tensor in one)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.dtype not in _ROUNDED:
+        return bytes(one.data) == bytes(other.data)
+    first, second = (to_array(each).astype(np.float64) for each in (one, other))
+    scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
+    return bool(np.allclose(first, second, rtol=_ROUNDED[one.dtype], atol=_ROUNDED[one.dtype] * scale, equal_nan=True))
 
 
 def digest_of(outputs: Sequence[Tensor]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, check_tensors
@@ -62,12 +62,17 @@ class Pipeline:
         self._answers = frozenset(each.name for each in context.outputs)
         self.given: tuple[TensorType, ...] = ()
 
-    def load(self, weights: Weights) -> None:
-        """Make the predictor ready. The context that it gets has no tensors that steps change."""
+    def load(self, weights: Weights | None) -> None:
+        """Make the predictor ready. The context that it gets has no tensors that steps change.
+
+        Args:
+            weights: Opened; None for a predictor that loads its model alone.
+        """
         stated = self._context
         inputs, outputs = () if self._preprocess else stated.inputs, () if self._postprocess else stated.outputs
+        given: Any = weights
         with parent_only():
-            self._predictor.load(weights, replace(stated, inputs=inputs, outputs=outputs))
+            self._predictor.load(given, replace(stated, inputs=inputs, outputs=outputs))
 
     def inputs(self) -> list[Message]:
         """Return descriptions of a request's inputs; empty if neither manifest nor predictor states them."""
@@ -137,13 +142,16 @@ class Pipeline:
 
 def pipeline_of(message: Message, context: Context) -> Pipeline:
     """The pipeline of a `load` message, not loaded. Raises TrimsError; and what a user's code raises at its import."""
+    from trims_predictors.frameworks import alone
     from trims_predictors.frameworks.resolve import make
     from trims_predictors.transforms.chain import Chain, steps_of
 
     origin = message["origin"]
     preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
     postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
-    return Pipeline(make(message["call"], message["how"], origin), preprocess, postprocess, context)
+    named = message["call"], message["how"], origin
+    predictor = alone.make(*named, message["alone"]) if "alone" in message else make(*named)
+    return Pipeline(predictor, preprocess, postprocess, context)
 
 
 def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:

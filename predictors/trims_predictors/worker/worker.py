@@ -229,10 +229,11 @@ class Worker:
         if message.get("memory_bytes") is not None:
             self._memory_bytes = int(message["memory_bytes"])
             limit_memory(self._memory_bytes)
-        with stages.timed("connect_s"):
-            session = self._connect()
-        with stages.timed("open_s"):
-            self._weights = self._opened(session, message)
+        if "alone" not in message:
+            with stages.timed("connect_s"):
+                session = self._connect()
+            with stages.timed("open_s"):
+                self._weights = self._opened(session, message)
         there = threads.sharing()
         self._share(context.threads)  # before the model's code is imported, which may choose another number
         with stages.timed("import_s"):
@@ -245,9 +246,7 @@ class Worker:
             "op": "loaded",
             "inputs": pipeline.inputs(),
             "outputs": pipeline.outputs(),
-            "place": self._weights.place,
-            "warm": self._weights.warm,
-            "image": _image_of(self._weights),
+            **_where(self._weights),
             "stages": stages.seconds,
             "imported": importable_since(before),
         }, None
@@ -359,11 +358,13 @@ class Worker:
         self._keep_untold(None)
 
 
-def _image_of(weights: Weights) -> list[str]:
-    """Key and place of the image that the weights lie in."""
+def _where(weights: Weights | None) -> Message:
+    """Return where weights lie, whether they were there before, and their image; nothing of a model loaded alone."""
     from trims_client.mapping.suspended import image_of
 
-    return list(image_of(weights))
+    if weights is None:
+        return {"place": "", "warm": False, "image": []}
+    return {"place": weights.place, "warm": weights.warm, "image": list(image_of(weights))}
 
 
 def _context(message: Message) -> Context:

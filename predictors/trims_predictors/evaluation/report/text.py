@@ -19,7 +19,10 @@ def lines(evaluated: Evaluated) -> list[str]:
     samples = evaluated.samples
     text = [*_starts(samples), *_batch_lines(samples)]
     if answers_differ(samples):
-        text += ["", "the answers to the same inputs differ: these are not starts of one and the same model"]
+        text += [
+            "",
+            "the answers to the same inputs differ in some bits",
+        ]
     found = discarded(samples)
     text += ["", *(f"{count} discarded, {reason}" for reason, count in found.items())] if found else []
     text += [f"nothing was started from {what}: {why}" for what, why in evaluated.unreachable.items()]

@@ -9,6 +9,7 @@ import pytest
 from trims_predictors.evaluation import tiers
 from trims_predictors.evaluation.evaluation import ANY_TIER, Evaluation, starts
 from trims_predictors.evaluation.records import Order, Sample, Taken
+from trims_predictors.evaluation.ways import NoWayError
 from trims_predictors.tensors import Tensor
 
 from trims.core.errors import PredictorError
@@ -57,17 +58,17 @@ def evaluated(
     folder: Path, starter: Starter, monkeypatch: pytest.MonkeyPatch, *, wrong: str = "", done: Any = (),
     ways: tuple[str, ...] = ("fresh", "hot"),
 ) -> tuple[list[Sample], Evaluation]:  # fmt: skip
-    async def bring(daemon: Any, model: str, tier: str, *, alone: bool) -> None:
+    async def bring(daemon: Any, model: str, tier: str, files: Any, *, alone: bool) -> None:
         if tier == "gpu":
             raise tiers.Unreachable("there is no GPU")
 
-    async def verify(daemon: Any, model: str, tier: str, *, alone: bool) -> str:
+    async def verify(daemon: Any, model: str, tier: str, files: Any, *, alone: bool) -> str:
         return wrong
 
     monkeypatch.setattr(tiers, "bring", bring)
     monkeypatch.setattr(tiers, "verify", verify)
     taken: list[Taken] = []
-    evaluation = Evaluation(None, "m", starter, str(folder), taken.append)  # type: ignore[arg-type]
+    evaluation = Evaluation(None, "m", starter, (), str(folder), taken.append)  # type: ignore[arg-type]
     asyncio.run(evaluation.run(starts(order(("gpu", "cpu"), ways)), 2, frozenset(done)))
     assert all(bool(each.spans) != bool(each.sample.trace_id == "") for each in taken)
     return [each.sample for each in taken], evaluation
@@ -127,3 +128,20 @@ def test_a_start_that_fails_is_discarded_with_its_error_and_the_others_go_on(
 def test_answers_that_differ_from_run_to_run_are_discarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, _ = evaluated(folder, Starter(b"one", b"two"), monkeypatch, ways=("fresh",))
     assert [bool(each.why_not) for each in taken] == [True, False]
+
+
+def test_an_answer_that_is_not_the_first_ones_is_discarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [*([b"one"] * 6), *([b"two"] * 6)]  # a first run and five steady ones each
+    taken, _ = evaluated(folder, Starter(*answers), monkeypatch, ways=("fresh",))
+    assert [bool(each.why_not) for each in taken] == [False, True]
+
+
+def test_a_way_that_a_model_does_not_have_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(Starter):
+        async def prepare(self, way: str, batch: int) -> None:
+            if way == "alone":
+                raise NoWayError("it has none")
+
+    taken, evaluation = evaluated(folder, Without(b"same"), monkeypatch, ways=("alone", "fresh"))
+    assert {each.way for each in taken} == {"fresh"}
+    assert evaluation.unreachable == {"gpu": "there is no GPU", "alone": "it has none"}

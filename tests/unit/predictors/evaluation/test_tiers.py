@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-from trims_predictors.evaluation import tiers
-from trims_predictors.evaluation.tiers import Unreachable, bring, verify
+from safetensors.numpy import save_file
+from trims_predictors.evaluation import page_cache, tiers
+from trims_predictors.evaluation.tiers import Unreachable, artifact_files, bring, verify
 
 from trims.core.errors import InUseError, ModelNotFoundError
 
@@ -45,7 +49,13 @@ class Daemon:
             SimpleNamespace(place=each, state="sealed", location=str(self.folder / "image"), name=name)
             for each in self.places
         ]
-        return SimpleNamespace(replicas=replicas, manifest=self.manifest, origin=str(self.folder))
+        return SimpleNamespace(
+            replicas=replicas, manifest=self.manifest, origin=str(self.folder), files=(), format="safetensors"
+        )
+
+    @property
+    def files(self) -> list[str]:
+        return [str(self.folder / "m.safetensors")]
 
     async def status(self) -> Any:
         devices = [SimpleNamespace(place=f"gpu:{number}") for number in range(self.gpus)]
@@ -54,8 +64,8 @@ class Daemon:
 
 def brought(daemon: Daemon, tier: str) -> tuple[set[str], str]:
     async def work() -> str:
-        await bring(daemon, "m", tier)  # type: ignore[arg-type]
-        return await verify(daemon, "m", tier)  # type: ignore[arg-type]
+        await bring(daemon, "m", tier, daemon.files)  # type: ignore[arg-type]
+        return await verify(daemon, "m", tier, daemon.files)  # type: ignore[arg-type]
 
     wrong = asyncio.run(work())
     return daemon.places, wrong
@@ -82,16 +92,48 @@ def test_what_cannot_be_brought_about_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         brought(Daemon(tmp_path), "gpu")
     daemon = Daemon(tmp_path)
-    daemon.manifest["artifact"] = {"builder": {"call": "a:b"}, "format": "onnx"}
+    (tmp_path / "m.safetensors").unlink()
     with pytest.raises(Unreachable):
         brought(daemon, "file")
+
+
+def test_the_framework_alone_finds_the_file_in_memory_or_not(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+
+    async def work(tier: str) -> str:
+        await bring(daemon, "m", tier, daemon.files, alone=True)  # type: ignore[arg-type]
+        return await verify(daemon, "m", tier, daemon.files, alone=True)  # type: ignore[arg-type]
+
+    assert asyncio.run(work("cpu")) == ""
+    before = set(daemon.places)
+    dropped = asyncio.run(work("file"))
+    assert daemon.places == before, "no order is given to the store"
+    if page_cache.cached_share(daemon.files) == 0.0:
+        assert dropped == ""
+        assert asyncio.run(verify(daemon, "m", "cpu", daemon.files, alone=True))  # type: ignore[arg-type]
+
+
+def test_all_files_of_an_artifact_are_found(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("one", "two"):
+        save_file({name[0]: np.zeros(2)}, tmp_path / f"{name}.safetensors")
+    shown: Any = SimpleNamespace(
+        files=(str(tmp_path / "m.safetensors.index.json"),), format="safetensors", origin=str(tmp_path),
+        manifest={"name": "m", "artifact": {"path": "m.safetensors.index.json"}},
+    )  # fmt: skip
+    assert {os.path.basename(each) for each in artifact_files(shown)} == {
+        "m.safetensors.index.json", "one.safetensors", "two.safetensors",
+    }  # fmt: skip
+    shown.files = ()
+    assert artifact_files(shown) == []
 
 
 def test_another_state_than_wanted_is_seen(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     for tier in ("file", "disk", "gpu"):
-        assert asyncio.run(verify(daemon, "m", tier)), tier  # type: ignore[arg-type]
-    assert asyncio.run(verify(daemon, "m", "cpu")) == ""  # type: ignore[arg-type]
+        assert asyncio.run(verify(daemon, "m", tier, daemon.files)), tier  # type: ignore[arg-type]
+    assert asyncio.run(verify(daemon, "m", "cpu", daemon.files)) == ""  # type: ignore[arg-type]
     daemon.places = {"disk"}
     (tmp_path / "image").read_bytes()
-    assert asyncio.run(verify(daemon, "m", "disk")), "its file is in memory"  # type: ignore[arg-type]
+    assert asyncio.run(verify(daemon, "m", "disk", daemon.files)), "its file is in memory"  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ def test_answers_that_differ_are_reported_for_each_batch() -> None:
     same, other = samples("cpu", "fresh", 1.0), samples("cpu", "template", 1.0, digest="other")
     assert not rows.answers_differ([*same, *samples("-", "hot", 1.0, digest="of two rows", batch=2)])
     assert rows.answers_differ([*same, *other])
+    assert not rows.answers_differ([*same, *samples("cpu", "alone", 1.0, digest="of another order")])
 
 
 def test_the_optimal_batch_is_the_first_whose_doubling_gains_little() -> None:
