@@ -33,7 +33,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     trace.add_argument("--id", help="show the trace of this id, or of one that begins so")
     trace.add_argument("--folder", type=Path, help="where traces are (default: the daemon's, below its state folder)")
     trace.add_argument("--least-ms", type=float, default=0.0, help="leave out what is shorter (default: 0)")
-    trace.add_argument("--level", default="model", help="how deep this process records (default: model)")
+    text = "how deep: application, model, framework (layers), library, system, hardware (default: model)"
+    trace.add_argument("--level", default="model", help=text)
     text = "write the trace: FILE.pftrace for https://ui.perfetto.dev, FILE.json for Chrome; with --list all traces"
     trace.add_argument("--export", type=Path, metavar="FILE", help=text)
     trace.add_argument("--otlp", action="store_true", help="send the trace where OTEL_EXPORTER_OTLP_ENDPOINT says")
@@ -58,6 +59,8 @@ def _run(options: argparse.Namespace) -> None:
         _export(options.export, found, folder)
     if options.otlp:
         _send(found)
+    if options.model is not None and level >= Level.FRAMEWORK:
+        _note_what_lacks(found[0], has_request=bool(options.input))
     if options.list:
         _tell_list(found, as_json=options.json)
     else:
@@ -137,6 +140,17 @@ def _written(folder: Path, trace_id: str) -> Trace:
     if found is None:
         raise InternalError(f"no spans were written to {folder}; see the log for the reason")
     return found
+
+
+def _note_what_lacks(trace: Trace, *, has_request: bool) -> None:
+    """Say why levels below the model that were asked for are not there, or not whole."""
+    from trims.cli.output import note
+    from trims.trace.profiles import shortcomings
+
+    if not has_request:
+        note("an open runs no layers: give inputs to trace a request")
+    for each in shortcomings(trace):
+        note(each)
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

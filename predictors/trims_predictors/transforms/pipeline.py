@@ -12,6 +12,8 @@ from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, check_tensors
 from trims.process.forks import parent_only
 from trims.trace.spans import span
+from trims_predictors.frameworks.profiling import profiled
+from trims_predictors.frameworks.system_samples import sampled
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype, types_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from trims_client.weights import Weights
 
+    from trims.trace.span import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.api import Arrays, Context, Predictor
     from trims_predictors.tensors import Tensor
@@ -32,11 +35,11 @@ class Stages:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Keep how long the block takes, unless it raises."""
+    def timed(self, name: str) -> Iterator[AnySpan]:
+        """Keep how long the block takes, unless it raises. Yields its span."""
         begin = time.perf_counter()
-        with span(name.removesuffix("_s")):
-            yield
+        with span(name.removesuffix("_s")) as step:
+            yield step
         self.seconds[name] = time.perf_counter() - begin
 
 
@@ -88,7 +91,8 @@ class Pipeline:
         if self._preprocess:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
-        with stages.timed("predict_s"):
+        with profiled(self._predictor, inputs) as belongs_to, stages.timed("predict_s") as run, sampled(run):
+            belongs_to(run)
             given = _given(self._predictor, inputs)
             outputs = _checked(self._predicted(inputs, wanted))
             self.given = given
