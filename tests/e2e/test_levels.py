@@ -146,7 +146,7 @@ def test_nodes_of_mxnet_are_parts_of_the_run(daemon: Daemon, folder: Path, capsy
     with admin(daemon.config.runtime_dir) as control:
         manifest = {"name": "m", "artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}
         control.add(manifest, lazy=True)
-    flags = ("--environment", f"mxnet={MXNET_PYTHON}")
+    flags = ("--environments", f"mxnet={MXNET_PYTHON}")
     told, noted = traced(daemon, capsys, "m", f"data={json.dumps([[1.0] * 3])}", "--dtype", "data=FP32", "--level", "library", flags=flags)
     nodes = below(told, "operator")
     assert [(each["name"], each["attributes"]["type"]) for each in nodes] == [("fc", "FullyConnected"), ("y", "abs")]
