@@ -12,6 +12,7 @@ import pytest
 from endpoints import Endpoint
 from fleets import register
 from repository import ROOT
+from trims_predictors.evaluation.leveled import Leveled
 
 from trims.cli.main import main
 from trims.control import admin
@@ -116,7 +117,11 @@ def test_nodes_of_onnx_runtime_are_parts_of_the_run_within_a_namespace(
     import onnx_files
 
     with admin(daemon.config.runtime_dir) as control:
-        manifest = {"name": "m", "artifact": {"path": str(onnx_files.linear(folder))}, "framework": {"name": "onnxruntime"}}
+        manifest = {
+            "name": "m",
+            "artifact": {"path": str(onnx_files.linear(folder))},
+            "framework": {"name": "onnxruntime"},
+        }
         control.add(manifest, lazy=True)
     told, noted = traced(daemon, capsys, "m", f"x={json.dumps([[1.0] * 32])}", "--level", "library")
     (node,) = below(told, "operator")
@@ -124,7 +129,9 @@ def test_nodes_of_onnx_runtime_are_parts_of_the_run_within_a_namespace(
     assert node["attributes"]["type"] == "Gemm"
     assert node["attributes"]["input_shapes"][0] == [1, 32]
     whole = named(told, "predict")
-    assert whole["begin_s"] <= node["begin_s"] <= node["begin_s"] + node["seconds"] <= whole["begin_s"] + whole["seconds"]
+    assert (
+        whole["begin_s"] <= node["begin_s"] <= node["begin_s"] + node["seconds"] <= whole["begin_s"] + whole["seconds"]
+    )
     assert "nothing below the level framework" in noted
 
 
@@ -147,7 +154,17 @@ def test_nodes_of_mxnet_are_parts_of_the_run(daemon: Daemon, folder: Path, capsy
         manifest = {"name": "m", "artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}
         control.add(manifest, lazy=True)
     flags = ("--environments", f"mxnet={MXNET_PYTHON}")
-    told, noted = traced(daemon, capsys, "m", f"data={json.dumps([[1.0] * 3])}", "--dtype", "data=FP32", "--level", "library", flags=flags)
+    told, noted = traced(
+        daemon,
+        capsys,
+        "m",
+        f"data={json.dumps([[1.0] * 3])}",
+        "--dtype",
+        "data=FP32",
+        "--level",
+        "library",
+        flags=flags,
+    )
     nodes = below(told, "operator")
     assert [(each["name"], each["attributes"]["type"]) for each in nodes] == [("fc", "FullyConnected"), ("y", "abs")]
     assert {each["parent_id"] for each in nodes} == {named(told, "predict")["span_id"]}
@@ -164,3 +181,20 @@ def test_a_function_without_a_framework_says_that_it_has_no_layers(
     assert not below(told, "layer") + below(told, "operator")
     assert "there are no layers to show" in noted
     assert named(told, "run")["attributes"]["batch_size"] == 1
+
+
+def test_an_evaluation_at_a_level_has_its_layers_and_what_each_level_costs(
+    daemon: Daemon, conv_net: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["--runtime-dir", str(daemon.config.runtime_dir), "eval", conv_net, IMAGE]
+    some = ["--repeat", "2", "--from", "cpu", "--how", "template", "--level", "library"]
+    assert main([*start, *some, "--json"]) == 0
+    leveled = Leveled.from_json(json.loads(capsys.readouterr().out)["leveled"])
+    assert [each.level for each in leveled.levels] == ["model", "framework", "library"]
+    assert [each.overhead_s is None for each in leveled.levels] == [True, False, False]
+    assert {"body.0", "head"} <= {each.name for each in leveled.layers.layers}
+    assert leveled.layers.accounted >= 0.99
+    assert not leveled.answers_differ
+    assert main([*start, *some]) == 0
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in ("accounted by id: ", "deepest level", "body.0", "BatchNorm2d"))

@@ -78,6 +78,7 @@ class Span:
         name: str,
         level: Level,
         parent: SpanContext,
+        *,
         times_ns: tuple[int, int],
         thread: int,
         attributes: dict[str, Any],

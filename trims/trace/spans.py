@@ -155,12 +155,18 @@ def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = Non
 
 
 def record(
-    name: str, level: Level, parent: SpanContext, times_ns: tuple[int, int], thread: int, **attributes: Any
+    name: str,
+    level: Level,
+    parent: SpanContext,
+    *,
+    times_ns: tuple[int, int],
+    thread: int,
+    attributes: dict[str, Any],
 ) -> SpanContext | None:
     """Record a span that somebody else has measured (see `Span.measured`); None if this process records nothing."""
     if _sink is None:
         return None
-    return Span.measured(_sink, name, level, parent, times_ns, thread, attributes)
+    return Span.measured(_sink, name, level, parent, times_ns=times_ns, thread=thread, attributes=attributes)
 
 
 def traceparent() -> str | None:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from trims.trace.levels import Level
     from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.evaluation.evaluation import Sample
     from trims_predictors.evaluation.journal import Asked
+    from trims_predictors.evaluation.leveled import Leveled
 
 _MOST_REPEATS = 10_000
 
@@ -32,6 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "ways to start, with commas between: fresh, template, hot (default: all)"
     evaluate.add_argument("--how", dest="ways", default="fresh,template,hot", help=text)
     evaluate.add_argument("--repeat", type=int, default=10, help="samples of each (default: 10)")
+    text = "run a hot predictor also at each level down to framework, library, system or hardware: its layers"
+    evaluate.add_argument("--level", default="model", help=text)
     evaluate.add_argument("--resume", metavar="ID", help="go on with an evaluation that was interrupted")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     add_environments(evaluate)
@@ -52,21 +56,34 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     from trims.cli.output import note, say, say_json
     from trims.core.errors import CallerError
-    from trims_predictors.evaluation import report
+    from trims_predictors.evaluation import leveled_report, report
 
     if (options.model is None) == (options.resume is None):
         raise CallerError("name a model to evaluate, or with --resume the evaluation to go on with")
     tiers, ways = _chosen(options)
     if not 1 <= options.repeat <= _MOST_REPEATS:
         raise CallerError(f"--repeat is {options.repeat}; it must be from 1 to {_MOST_REPEATS:,}")
-    asked, samples, unreachable = asyncio.run(_run(options, tiers, ways))
+    level = _level(options)
+    asked, samples, unreachable, leveled = asyncio.run(_run(options, tiers, ways, level))
     for tier, why in unreachable.items():
         note(f"nothing was started from {tier}: {why}")
     if options.json:
-        say_json(_as_json(asked, samples))
+        say_json({**_as_json(asked, samples), **({} if leveled is None else {"leveled": leveled.as_json()})})
     else:
         say(f"evaluation {asked.id} of {asked.model}: {asked.stack['processors']} x {asked.stack['processor']}")
         say("\n".join(report.lines(samples)))
+        if leveled is not None:
+            say("\n" + "\n".join(leveled_report.lines(leveled)))
+
+
+def _level(options: argparse.Namespace) -> Level:
+    from trims.core.errors import CallerError
+    from trims.trace.levels import Level
+
+    try:
+        return Level.parse(options.level)
+    except ValueError as error:
+        raise CallerError(f"--level: {error}") from error
 
 
 def _chosen(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -87,17 +104,19 @@ def _chosen(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 async def _run(
-    options: argparse.Namespace, tiers: tuple[str, ...], ways: tuple[str, ...]
-) -> tuple[Asked, list[Sample], dict[str, str]]:
+    options: argparse.Namespace, tiers: tuple[str, ...], ways: tuple[str, ...], level: Level
+) -> tuple[Asked, list[Sample], dict[str, str], Leveled | None]:
     from trims.control import aadmin
     from trims.environments.environment_store import EnvironmentStore
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.trace import spans
+    from trims.trace.levels import Level
     from trims.wire.address import default_runtime_dir
     from trims_predictors.cli.endpoint import environments_dir_of, environments_in
     from trims_predictors.cli.run_inputs import RunInputs
     from trims_predictors.deployment.deployments import Deployments
     from trims_predictors.evaluation.journal import Journal
+    from trims_predictors.evaluation.leveled_session import evaluating_levels
     from trims_predictors.evaluation.session import evaluating
 
     runtime_dir = options.runtime_dir or default_runtime_dir()
@@ -109,11 +128,18 @@ async def _run(
         try:
             deployments = Deployments(daemon, picker, _keep)
             inputs = RunInputs(options.model or "", options.dtype)
-            return await evaluating(
+            make = (lambda types: inputs.read(options.input, types)) if options.input else None
+            asked, samples, unreachable = await evaluating(
                 daemon, deployments, journal, runtime_dir, state_dir / "trace", model=options.model,
-                resume=options.resume, tiers=tiers, ways=ways, repeats=options.repeat,
-                make=(lambda types: inputs.read(options.input, types)) if options.input else None, progress=_progress,
+                resume=options.resume, tiers=tiers, ways=ways, repeats=options.repeat, make=make, progress=_progress,
             )  # fmt: skip
+            leveled = None
+            if level >= Level.FRAMEWORK:
+                leveled = await evaluating_levels(
+                    deployments, runtime_dir, state_dir / "trace", model=asked.model, level=level,
+                    repeats=options.repeat, make=make,
+                )  # fmt: skip
+            return asked, samples, unreachable, leveled
         finally:
             spans.stop()
             journal.close()

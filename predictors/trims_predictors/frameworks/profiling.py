@@ -1,4 +1,4 @@
-"""Profiles of single runs: the framework's own profiler around one request, if its caller asks for levels below `model`.
+"""Profiles of single runs: the framework's own profiler around a request, if its caller asks for levels below `model`.
 
 The profiler is started before the run is timed and read after it. Whatever goes wrong with it is said on a span, and
 the request is answered as without it.
@@ -7,6 +7,7 @@ the request is answered as without it.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from contextlib import contextmanager, nullcontext
@@ -32,9 +33,9 @@ PROFILERS = {
     "torch": ("trims_predictors.frameworks.torch_profiler", "TorchProfiler"),
     "mxnet": ("trims_predictors.frameworks.mxnet_profiler", "MxnetProfiler"),
 }
-_NOTHING: AbstractContextManager[Callable[[AnySpan], None]] = nullcontext(lambda predicting: None)
-#: Profiles of this process that failed.
-_failures = 0
+_NOTHING: AbstractContextManager[Callable[[AnySpan], None]] = nullcontext(lambda _run: None)
+#: Numbers of the profiles of this process that failed.
+_failures = itertools.count(1)
 
 
 class Profiler(Protocol):
@@ -56,7 +57,7 @@ class Profiler(Protocol):
 
 
 def profiler_of(predictor: Predictor) -> Profiler | None:
-    """Return the profiler for runs of a predictor: its own, else that of a framework that is imported; None for none."""
+    """Return the profiler for runs of a predictor: its own, else that of a framework here; None for none."""
     make = getattr(predictor, "make_profiler", None)
     if make is not None:
         made: Profiler = make()
@@ -104,7 +105,7 @@ def _started(predictor: Predictor, inputs: Arrays, level: Level) -> Profiler | N
                 _fail(starting, f"{name} computes with no framework that has a profiler: there are no layers to show")
                 return None
             profiler.start(level, inputs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - profilers fail in any way, and the request must be answered
             _fail(starting, f"the profiler did not start: {told(error)}")
             if profiler is not None:
                 profiler.abandon()
@@ -116,7 +117,7 @@ def _read(profiler: Profiler, run: SpanContext | None, level: Level) -> None:
     with spans.span(READ, Level.FRAMEWORK) as reading:
         try:
             profile = profiler.stop()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see above
             _fail(reading, f"the profile could not be read: {told(error)}")
             return
         if run is not None:
@@ -124,9 +125,7 @@ def _read(profiler: Profiler, run: SpanContext | None, level: Level) -> None:
 
 
 def _fail(span: AnySpan, why: str) -> None:
-    global _failures
-    _failures += 1
-    span.set(**{ERROR: why, "failures": _failures})
+    span.set(**{ERROR: why, "failures": next(_failures)})
 
 
 def record(profile: Profile, run: SpanContext, level: Level, most: int = MOST_SPANS) -> dict[str, Any]:
@@ -145,8 +144,9 @@ def record(profile: Profile, run: SpanContext, level: Level, most: int = MOST_SP
         more = event.attributes if event.is_joined else {**event.attributes, JOINED: False}
         if parent is not None:
             contexts[event.id] = spans.record(
-                event.name, event.level, parent, (event.start_ns, event.end_ns), event.thread, **{KIND: event.kind}, **more
-            )
+                event.name, event.level, parent, times_ns=(event.start_ns, event.end_ns), thread=event.thread,
+                attributes={KIND: event.kind, **more},
+            )  # fmt: skip
     said: dict[str, Any] = {"profiler": profile.by, "spans": len(kept), "joined_share": round(profile.accounted, 6)}
     if cut:
         said[CUT] = cut

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.trace import spans
 from trims.trace.levels import Level
+from trims.trace.span import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def sampled(run: AnySpan) -> AbstractContextManager[None]:
     """Add to a run's span what its process used in the block, if the level `system` is recorded; else do nothing."""
-    return _sampled(run) if run and spans.deepest() >= Level.SYSTEM else _NOTHING
+    return _NOTHING if run is OFF or spans.deepest() < Level.SYSTEM else _sampled(run)
 
 
 @contextmanager
@@ -32,14 +33,15 @@ def _sampled(run: AnySpan) -> Iterator[None]:
         yield
     finally:
         after = used()
-        run.set(**{f"system.{name}": _difference(value, before[name]) for name, value in after.items() if name in before})
+        run.set(
+            **{f"system.{name}": _difference(value, before[name]) for name, value in after.items() if name in before}
+        )
         run.set(**{"system.rss_bytes": rss_bytes()})
         run.set(**gpu_samples())
 
 
 def _difference(after: float, before: float) -> float:
-    found = after - before
-    return round(found, 6) if isinstance(found, float) else found
+    return round(after - before, 6)
 
 
 def used() -> dict[str, float]:
@@ -74,16 +76,18 @@ def gpu_samples() -> dict[str, Any]:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # its package is missing, or its library, or the driver: each has its own class
+    except Exception:  # noqa: BLE001 - its package is missing, or its library, or the driver: each has its own class
         return {}
     try:
-        found: dict[str, Any] = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found[f"system.gpu{index}.used_bytes"] = int(pynvml.nvmlDeviceGetMemoryInfo(device).used)
-            found[f"system.gpu{index}.utilization_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
-        return found
-    except Exception as error:
+        return dict(_of_gpus(pynvml))
+    except pynvml.NVMLError as error:
         return {"system.gpu.error": str(error)}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _of_gpus(nvml: Any) -> Iterator[tuple[str, int]]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        yield f"system.gpu{index}.used_bytes", int(nvml.nvmlDeviceGetMemoryInfo(device).used)
+        yield f"system.gpu{index}.utilization_percent", int(nvml.nvmlDeviceGetUtilizationRates(device).gpu)

@@ -7,11 +7,12 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trims.trace.levels import Level
 from trims.trace.profiles import CALL, KERNEL, LAYER, OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from trims.trace.levels import Level
 
 #: Parent of events that are parts of the run itself.
 RUN = 0

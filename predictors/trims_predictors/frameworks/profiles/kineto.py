@@ -140,7 +140,8 @@ class _Joining:
         inside = parent is not None and _number_of(parent) is None
         return self._event(
             each, own, place, OPERATOR, level=Level.LIBRARY if inside else Level.FRAMEWORK, type=each.name,
-            input_shapes=[list(shape) for shape in each.shapes if shape], input_bytes=nbytes_of(each.shapes, each.dtypes),
+            input_shapes=[list(shape) for shape in each.shapes if shape],
+            input_bytes=nbytes_of(each.shapes, each.dtypes),
         )  # fmt: skip
 
     def _call(self, each: Activity) -> Event:
