@@ -6,7 +6,7 @@ layers inside of it took is theirs. So rows add up to no more than the run.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,26 +100,48 @@ class Layers:
         return cls(found["run_s"], layers, found["accounted"], found["operators"])
 
 
-def layers_of(traces: Sequence[Trace]) -> Layers:
-    """Return the layers of traced runs of one model: medians over the runs. Runs without a `predict` are left out."""
-    runs = [(trace, run) for trace in traces for run in trace.spans if run.name == RUN and run.is_finished]
+def layers_of(traces: Sequence[Trace], deepest: Sequence[Trace] | None = None) -> Layers:
+    """Return the layers of traced runs of one model: medians over the runs. Runs without a `predict` are left out.
+
+    Args:
+        traces: Of runs in which layers were the deepest that was recorded: their times.
+        deepest: Of runs in which more was: kernels, and what is accounted for; None for the same runs.
+    """
+    runs = list(_runs(traces))
     if not runs:
         return Layers(0.0)
-    run_s = median_of([run.seconds for _, run in runs]).value
-    rows: dict[tuple[str, str, int], list[_Row]] = {}
-    joined_s, total_s, operators = 0.0, 0.0, 0
-    for trace, run in runs:
+    run_s = median_of([run.seconds for run, _ in runs]).value
+    rows = _by_layer(runs)
+    deep = runs if deepest is None else list(_runs(deepest))
+    kernels = rows if deepest is None else _by_layer(deep)
+    found = [_layer(each, kernels.get(key, each), run_s) for key, each in rows.items()]
+    found.sort(key=lambda each: -each.seconds)
+    counted = [span for run, children in deep for span in _outermost(run, children)]
+    total_s = sum(each.seconds for each in counted)
+    joined_s = sum(each.seconds for each in counted if each.attributes.get(JOINED, True))
+    return Layers(run_s, tuple(found), joined_s / total_s if total_s else 1.0, len(counted))
+
+
+def _runs(traces: Sequence[Trace]) -> Iterator[tuple[Record, Mapping[str, Sequence[Record]]]]:
+    """Runs that ended, with the spans of their traces by parent."""
+    for trace in traces:
         children = trace.children()
+        for span in trace.spans:
+            if span.name == RUN and span.is_finished:
+                yield span, children
+
+
+def _by_layer(
+    runs: Sequence[tuple[Record, Mapping[str, Sequence[Record]]]],
+) -> dict[tuple[str, str, int], list[_Row]]:
+    """Rows by name, type and how often it ran before in the same run: a module may run twice."""
+    rows: dict[tuple[str, str, int], list[_Row]] = {}
+    for run, children in runs:
         counts: Counter[tuple[str, str]] = Counter()
         for row in _rows(run, children):
             counts[row.name, row.type] += 1
             rows.setdefault((row.name, row.type, counts[row.name, row.type]), []).append(row)
-        for span in _outermost(run, children):
-            total_s, operators = total_s + span.seconds, operators + 1
-            joined_s += span.seconds if span.attributes.get(JOINED, True) else 0.0
-    found = [_layer(each, run_s) for each in rows.values()]
-    found.sort(key=lambda each: -each.seconds)
-    return Layers(run_s, tuple(found), joined_s / total_s if total_s else 1.0, operators)
+    return rows
 
 
 @dataclass(slots=True)
@@ -131,18 +153,18 @@ class _Row:
     input_shapes: tuple[tuple[int, ...], ...]
 
 
-def _layer(rows: Sequence[_Row], run_s: float) -> Layer:
+def _layer(rows: Sequence[_Row], kernels: Sequence[_Row], run_s: float) -> Layer:
     seconds = median_of([each.seconds for each in rows]).value
-    device_s = median_of([each.device_s for each in rows]).value
+    device_s = median_of([each.device_s for each in kernels]).value
     first = rows[0]
     return Layer(first.name, first.type, seconds, seconds / run_s if run_s else 0.0, device_s, first.input_shapes)
 
 
 def _rows(run: Record, children: Mapping[str, Sequence[Record]]) -> Iterator[_Row]:
     """Rows of a run. Outermost operators within a module are its own time, others are rows."""
-    waiting = [(each, False) for each in children.get(run.span_id, ())]
+    waiting = deque((each, False) for each in children.get(run.span_id, ()))
     while waiting:
-        span, is_inside = waiting.pop(0)
+        span, is_inside = waiting.popleft()
         parts, kind = children.get(span.span_id, ()), span.attributes.get(KIND)
         if kind == LAYER or (kind == OPERATOR and not is_inside):
             yield _row(span, children)

@@ -9,6 +9,7 @@ Source: C. Li, A. Dakkak et al., "XSP: Across-Stack Profiling and Analysis of Ma
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class Leveled:
     Attributes:
         model: Name of the model.
         levels: From `model` down.
-        layers: Of the runs at the deepest level.
+        layers: Their times are of the runs at the level `framework`; those of kernels are of the deepest level's.
         lacks: Why a level is not there, or not whole: sentences.
         answers_differ: Runs gave different outputs for the same inputs.
     """
@@ -114,21 +115,21 @@ async def runs_at_levels(starter: Starter, model: str, deepest: Level, repeats: 
                 sample = spans.span(_SAMPLE, Level.APPLICATION, model=model, deepest=level.name.lower())
                 with sample as whole, spans.down_to(level):
                     outputs = await starter.again(process)
+                await asyncio.to_thread(_flush, folder)  # which would take the processor from the next run
                 digests.add(digest_of(outputs))
                 if number and whole.context is not None:
                     ids[level].append(whole.context.trace_id)
     finally:
         await process.end()
-    by_id = {each.trace_id: each for each in _own_traces(folder)}
+    by_id = {each.trace_id: each for each in read_traces(folder, pid=os.getpid())}
     traces = {level: [by_id[each] for each in ids[level] if each in by_id] for level in levels}
     return leveled_of(model, traces, answers_differ=len(digests) > 1)
 
 
-def _own_traces(folder: str) -> list[Trace]:
+def _flush(folder: str) -> None:
     recorder = spans.recorder()
     if recorder is None or not recorder.flush(_WRITTEN_S):
         raise InternalError(f"no spans were written to {folder}; see the log for the reason")
-    return read_traces(folder, pid=os.getpid())
 
 
 def leveled_of(model: str, traces: Mapping[Level, Sequence[Trace]], *, answers_differ: bool = False) -> Leveled:
@@ -143,4 +144,5 @@ def leveled_of(model: str, traces: Mapping[Level, Sequence[Trace]], *, answers_d
         found.append(LevelTime(level.name.lower(), seconds, overhead_s))
     deepest = traces[max(traces)]
     lacks = dict.fromkeys(each for trace in deepest for each in shortcomings(trace))
-    return Leveled(model, tuple(found), layers_of(deepest), tuple(lacks), answers_differ)
+    layers = layers_of(traces.get(Level.FRAMEWORK, deepest), deepest)
+    return Leveled(model, tuple(found), layers, tuple(lacks), answers_differ)
