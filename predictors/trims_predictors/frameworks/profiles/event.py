@@ -106,11 +106,13 @@ def within(events: Iterable[Event], level: Level, most: int = MOST_SPANS) -> tup
         most: Events that are kept: the outer ones before the inner ones.
     """
     parts: defaultdict[int, list[Event]] = defaultdict(list)
+    wanted = 0
     for each in sorted(events, key=lambda each: each.start_ns):
         parts[each.parent].append(each)
+        wanted += each.level <= level
     kept: list[Event] = []
-    wanted, waiting, seen = 0, deque((RUN, RUN) for _ in range(1)), {RUN}
-    while waiting:
+    waiting, seen = deque([(RUN, RUN)]), {RUN}
+    while waiting and len(kept) < most:
         inside, outer = waiting.popleft()
         for each in parts.get(inside, ()):
             if each.id in seen:
@@ -118,13 +120,9 @@ def within(events: Iterable[Event], level: Level, most: int = MOST_SPANS) -> tup
             seen.add(each.id)
             if each.level > level:
                 waiting.append((each.id, outer))
-                continue
-            wanted += 1
-            if len(kept) < most:
+            elif len(kept) < most:
                 kept.append(replace(each, parent=outer))
                 waiting.append((each.id, each.id))
-            else:
-                waiting.append((each.id, outer))  # its parts are counted, and cut as well
     return kept, wanted - len(kept)
 
 
