@@ -198,3 +198,36 @@ def test_an_evaluation_at_a_level_has_its_layers_and_what_each_level_costs(
     assert main([*start, *some]) == 0
     printed = capsys.readouterr().out
     assert all(words in printed for words in ("accounted by id: ", "deepest level", "body.0", "BatchNorm2d"))
+
+
+def own(daemon: Daemon, checkpoint: Callable[..., Path], name: str) -> None:
+    inputs = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+    register(daemon, checkpoint, predictor={"call": f"own_predictors:{name}"}, inputs=inputs)
+
+
+def test_a_profile_that_is_longer_than_a_message_arrives_and_is_cut_with_a_count(
+    daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(daemon, checkpoint, "ManyLayers")
+    told, noted = traced(daemon, capsys, "m", "[1.5]", "--level", "framework", flags=("--isolation", "process"))
+    layers = below(told, "layer")
+    assert (len(layers), layers[-1]["name"]) == (10_000, "layer10000")
+    assert {each["parent_id"] for each in layers} == {named(told, "predict")["span_id"]}
+    assert "5 spans of the profile were left out" in noted
+
+
+def test_a_profiler_that_does_not_start_is_said_and_the_request_answered(
+    daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(daemon, checkpoint, "Unprofiled")
+    told, noted = traced(daemon, capsys, "m", "[1.5]", "--level", "framework", flags=("--isolation", "process"))
+    assert named(told, "predict")["seconds"] > 0
+    assert "the profiler did not start: OSError: it is busy" in noted
+
+
+def test_an_open_has_no_layers_and_says_so(
+    daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(daemon, checkpoint, "Scaler")
+    assert main(["--runtime-dir", str(daemon.config.runtime_dir), "trace", "m", "--level", "framework"]) == 0
+    assert "an open runs no layers" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity
 
+from trims.core.errors import PredictorError
 from trims.trace.levels import Level
 from trims_predictors.frameworks.profiles.event import RUN
 from trims_predictors.frameworks.profiles.kineto import MARK, Activity, Layer, profile_of
@@ -41,6 +42,8 @@ class TorchProfiler:
     def start(self, level: Level, inputs: Arrays) -> None:
         """See `Profiler`. Devices are watched from the level `library` on."""
         del inputs
+        if torch.autograd._profiler_enabled():
+            raise PredictorError("the model's own code has a profile of torch that goes on; torch has one at a time")
         self._has_device = level >= Level.LIBRARY and torch.cuda.is_available()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._has_device else [])]
         profile = torch.profiler.profile(activities=activities, record_shapes=True)

@@ -6,11 +6,12 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from trims_predictors.frameworks.system_samples import gpu_samples, rss_bytes, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 
 class NVMLError(Exception):
