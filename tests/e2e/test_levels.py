@@ -101,7 +101,7 @@ def test_modules_and_operators_of_torch_are_parts_of_the_run(
     assert not noted
 
 
-def test_deeper_levels_of_torch_add_operators_inside_of_others_and_samples_of_the_process(
+def test_deeper_levels_of_torch_add_inner_operators_and_samples_of_the_process(
     daemon: Daemon, conv_net: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, noted = traced(daemon, capsys, conv_net, IMAGE, "--level", "hardware")

@@ -1,4 +1,4 @@
-"""What spans say of the profiles that the levels below the model come from."""
+"""Facts of profiles, which the levels below the model come from, as spans carry them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Span:
         thread: int,
         attributes: dict[str, Any],
     ) -> SpanContext:
-        """Record what somebody else has measured, such as a profiler; return its identity.
+        """Record what a profiler has measured; return the identity of that span.
 
         Args:
             sink: Takes it.

@@ -133,6 +133,11 @@ def is_recording() -> bool:
     return _sink is not None and (_everything or current.get() is not None)
 
 
+def records(level: Level) -> bool:
+    """Return whether a span of that level that begins here would be recorded."""
+    return is_recording() and level <= deepest()
+
+
 def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = None, **attributes: Any) -> AnySpan:
     """Begin a span: use it as a context manager, or call its `end`.
 
@@ -163,7 +168,7 @@ def record(
     thread: int,
     attributes: dict[str, Any],
 ) -> SpanContext | None:
-    """Record a span that somebody else has measured (see `Span.measured`); None if this process records nothing."""
+    """Record a span that a profiler has measured (see `Span.measured`); None if this process records nothing."""
     if _sink is None:
         return None
     return Span.measured(_sink, name, level, parent, times_ns=times_ns, thread=thread, attributes=attributes)

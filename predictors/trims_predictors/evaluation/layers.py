@@ -62,7 +62,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What runs at the level of layers consist of.
+    """Layers of runs.
 
     Attributes:
         run_s: Median of the runs that the layers were seen in.

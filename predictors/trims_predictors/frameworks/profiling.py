@@ -10,13 +10,14 @@ import importlib
 import itertools
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trims.trace import spans
 from trims.trace.levels import Level
 from trims.trace.profiles import CLOCK_ERROR, CUT, ERROR, JOINED, KIND, NOT_DEEPER, READ, START, UNREAD
 from trims_predictors.frameworks.profiles.event import MOST_SPANS, RUN, within
+from trims_predictors.frameworks.system_samples import sampled
 from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ PROFILERS = {
     "torch": ("trims_predictors.frameworks.torch_profiler", "TorchProfiler"),
     "mxnet": ("trims_predictors.frameworks.mxnet_profiler", "MxnetProfiler"),
 }
-_NOTHING: AbstractContextManager[Callable[[AnySpan], None]] = nullcontext(lambda _run: None)
 #: Numbers of the profiles of this process that failed.
 _failures = itertools.count(1)
 
@@ -69,27 +69,24 @@ def profiler_of(predictor: Predictor) -> Profiler | None:
     return None
 
 
-def profiled(predictor: Predictor, inputs: Arrays) -> AbstractContextManager[Callable[[AnySpan], None]]:
-    """Profile the run in the block, if levels below `model` are recorded here; else this costs one check.
-
-    The block calls what it is given with the span of the run, which layers and operators become parts of.
-    """
-    if not spans.is_recording() or spans.deepest() < Level.FRAMEWORK:
-        return _NOTHING
-    return _profiled(predictor, inputs, spans.deepest())
-
-
 @contextmanager
-def _profiled(predictor: Predictor, inputs: Arrays, level: Level) -> Iterator[Callable[[AnySpan], None]]:
+def profiled(predictor: Predictor, inputs: Arrays) -> Iterator[Callable[[AnySpan], AbstractContextManager[None]]]:
+    """Profile the run in the block; levels below `model` are recorded here.
+
+    The block calls what it is given with the span of the run, which layers and operators become parts of, and runs
+    within what that returns.
+    """
+    level = spans.deepest()
     profiler = _started(predictor, inputs, level)
     run: list[SpanContext] = []
 
-    def belongs_to(predicting: AnySpan) -> None:
+    def watch(predicting: AnySpan) -> AbstractContextManager[None]:
         if predicting.context is not None:
             run.append(predicting.context)
+        return sampled(predicting)
 
     try:
-        yield belongs_to
+        yield watch
     finally:
         if profiler is not None:
             _read(profiler, run[0] if run else None, level)

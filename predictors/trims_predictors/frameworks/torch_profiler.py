@@ -124,7 +124,7 @@ class _Ranges:
 
 
 def _activities(results: Any) -> Iterator[Activity]:
-    """What Kineto has, from its memory: no file is written."""
+    """Read what Kineto has in memory: no file is written."""
     parents = dict(_parents(results.experimental_event_tree()))
     for each in results.events():
         category, is_device = str(each.activity_type()), str(each.activity_type()) in _DEVICES

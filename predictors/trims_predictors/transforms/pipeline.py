@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, check_tensors
 from trims.process.forks import parent_only
-from trims.trace.spans import span
-from trims_predictors.frameworks.profiling import profiled
-from trims_predictors.frameworks.system_samples import sampled
+from trims.trace.levels import Level
+from trims.trace.spans import records, span
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from trims_client.weights import Weights
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from trims_predictors.api import Arrays, Context, Predictor
     from trims_predictors.tensors import Tensor
     from trims_predictors.transforms.chain import Chain
+
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+_UNWATCHED: AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]] = contextlib.nullcontext(
+    lambda _run: _NOTHING
+)
 
 
 class Stages:
@@ -91,8 +97,7 @@ class Pipeline:
         if self._preprocess:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
-        with profiled(self._predictor, inputs) as belongs_to, stages.timed("predict_s") as run, sampled(run):
-            belongs_to(run)
+        with self._watched(inputs) as watch, stages.timed("predict_s") as run, watch(run):
             given = _given(self._predictor, inputs)
             outputs = _checked(self._predicted(inputs, wanted))
             self.given = given
@@ -107,6 +112,14 @@ class Pipeline:
             )
         told = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
         return _only(told, wanted)
+
+    def _watched(self, inputs: Arrays) -> AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]]:
+        """Profile the run of the block, if levels below `model` are recorded; else this costs one check."""
+        if not records(Level.FRAMEWORK):
+            return _UNWATCHED
+        from trims_predictors.frameworks.profiling import profiled
+
+        return profiled(self._predictor, inputs)
 
     def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
         """Run the predictor, for the wanted outputs only if no steps follow: a step may read any output."""

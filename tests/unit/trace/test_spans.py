@@ -147,7 +147,7 @@ def test_a_block_may_be_recorded_deeper_than_its_process(tmp_path: Path) -> None
     assert [(each.name, each.parent_id) for each in trace.spans][1] == ("layer", trace.spans[0].span_id)
 
 
-def test_what_somebody_else_measured_is_a_span_like_others(tmp_path: Path) -> None:
+def test_a_step_that_a_profiler_measured_is_a_span_like_others(tmp_path: Path) -> None:
     configure(tmp_path, "tester", everything=True)
     with span("whole") as whole:
         assert whole.context is not None

@@ -1,1 +1,1 @@
-"""What the frameworks' own profilers saw of one run, as events with ids; pure code, which imports no framework."""
+"""Profiles of single runs by the frameworks' own profilers, as events with ids; no framework is imported."""

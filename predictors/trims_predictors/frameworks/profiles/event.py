@@ -60,7 +60,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profiler saw of one run.
+    """Record of one run by a profiler.
 
     Attributes:
         by: The profiler's name.

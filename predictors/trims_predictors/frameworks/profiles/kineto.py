@@ -16,7 +16,7 @@ from trims_predictors.frameworks.profiles.event import CALL, KERNEL, LAYER, OPER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: What the names of ranges begin with that stand for layers and for the run; the layer's number follows.
+#: Beginning of the names of ranges that stand for layers and for the run; the layer's number follows.
 MARK = "trims#"
 _OPERATORS = ("cpu_op", "user_annotation")
 _CALLS = ("cuda_runtime", "cuda_driver", "privateuse1_runtime", "xpu_runtime")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from recorded import span, trace
-from trims_predictors.evaluation import leveled_report
 from trims_predictors.evaluation.leveled import Leveled, leveled_of, levels_to, runs_at_levels
 from trims_predictors.tensors import Tensor
 
@@ -38,7 +37,7 @@ def a_run(milliseconds: int, layer: int = 0, **said: Any) -> Trace:
     return trace(*found)
 
 
-def test_a_run_is_as_long_as_without_profilers_and_layers_as_where_they_are_the_deepest() -> None:
+def test_each_level_has_its_numbers_from_the_runs_in_which_it_was_the_deepest() -> None:
     found = leveled_of(
         "m",
         {
@@ -63,29 +62,6 @@ def test_a_level_without_a_run_is_no_result() -> None:
 
 def test_levels_go_from_the_model_down() -> None:
     assert levels_to(Level.SYSTEM) == [Level.MODEL, Level.FRAMEWORK, Level.LIBRARY, Level.SYSTEM]
-
-
-def test_tables_show_the_longest_layers_and_how_many_there_are_more() -> None:
-    layers = [
-        span(
-            f"layer{n}", 0, n * MS, "predict", level=Level.FRAMEWORK, kind="layer", type=f"T{n % 2}", input_shapes=[[n]]
-        )
-        for n in range(1, 5)
-    ]
-    deep = trace(span("predict", 0, 20 * MS), *layers)
-    found = leveled_of("m", {Level.MODEL: [a_run(10)], Level.FRAMEWORK: [deep]}, answers_differ=True)
-    text = leveled_report.lines(found, most=2)
-    assert [line.split()[0] for line in text[1:4]] == ["layer4", "layer3", "2"]
-    assert "+10.000 ms" in "\n".join(text)
-    assert "accounted by id: 100.00%" in "\n".join(text)
-    assert "the answers to the same inputs differ from run to run" in text
-
-
-def test_without_layers_there_is_no_table_of_them() -> None:
-    found = leveled_of("m", {Level.MODEL: [a_run(10)], Level.FRAMEWORK: [a_run(10, error="it has none")]})
-    text = leveled_report.lines(found)
-    assert not any("accounted" in line for line in text)
-    assert text[-1] == "lacks: it has none"
 
 
 class Process:

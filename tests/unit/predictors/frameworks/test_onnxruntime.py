@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from trims_predictors.api import Context
 from trims_predictors.frameworks import onnxruntime as builtin
 
 from trims.core.errors import CallerError, NotSupportedError
-from trims.trace.levels import Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,54 +150,3 @@ def test_a_graph_that_no_request_can_feed_or_read_is_refused_as_it_loads(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     with pytest.raises(NotSupportedError, match=f"{named!r} of the type"):
         over(monkeypatch, model.SerializeToString())
-
-
-def temporary_files(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-
-
-def test_a_profiled_run_has_a_session_of_its_own_and_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    temporary_files(monkeypatch, tmp_path)
-    made = predictor(monkeypatch, "Neg", TensorProto.FLOAT, ["n", 3])
-    before, inputs = made._session, {"x": np.ones((2, 3), "f4")}
-    profiler, began_ns = made.make_profiler(), time.monotonic_ns()
-    profiler.start(Level.FRAMEWORK, inputs)
-    assert made._session is not before
-    assert list(tmp_path.iterdir()) == [], "nothing stays if this process is killed now"
-    made.predict(inputs)
-    profile = profiler.stop()
-    assert made._session is before
-    (node,) = profile.events
-    assert (node.attributes["type"], node.attributes["input_shapes"]) == ("Neg", [[2, 3]])
-    slack_ns = 50_000 + profile.clock_error_ns
-    assert began_ns - slack_ns <= node.start_ns <= node.end_ns <= time.monotonic_ns() + slack_ns
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_where_no_file_can_be_written_the_profiler_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    temporary_files(monkeypatch, tmp_path / "missing")
-    made = predictor(monkeypatch, "Neg", TensorProto.FLOAT, ["n", 3])
-    before, profiler = made._session, made.make_profiler()
-    with pytest.raises(OSError, match="missing"):
-        profiler.start(Level.FRAMEWORK, {"x": np.ones((2, 3), "f4")})
-    profiler.abandon()
-    assert made._session is before
-
-
-def test_a_run_that_fails_while_it_is_profiled_is_refused_as_ever(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    temporary_files(monkeypatch, tmp_path)
-    made = predictor(monkeypatch, "Neg", TensorProto.FLOAT, ["n", 3])
-    before, profiler = made._session, made.make_profiler()
-    with pytest.raises(CallerError):
-        profiler.start(Level.FRAMEWORK, {"x": np.ones((2, 4), "f4")})
-    profiler.abandon()
-    assert made._session is before
-    with pytest.raises(CallerError):
-        made.predict({"x": np.ones((2, 4), "f4")})
-    assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ def test_times_are_moved_from_kinetos_clock_to_that_of_spans() -> None:
         assert (event.start_ns - other[name].start_ns, event.end_ns - other[name].end_ns) == (1000, 1000)
 
 
-def test_kernels_belong_to_the_operator_whose_call_launched_them_though_numbers_of_ids_agree() -> None:
+def test_kernels_belong_to_the_operator_that_launched_them_though_ids_look_alike() -> None:
     profile = profile_of(activities_in(RECORDED / "kineto_cuda.json"), {1: Layer("fc", "Linear")}, 0, has_device=True)
     found = by_name(profile)
     names = {each.id: each for each in profile.events}
