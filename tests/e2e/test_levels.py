@@ -111,7 +111,7 @@ def test_deeper_levels_of_torch_add_inner_operators_and_samples_of_the_process(
     assert "torch uses no GPU here" in noted
 
 
-def test_nodes_of_onnx_runtime_are_parts_of_the_run_within_a_namespace(
+def test_nodes_of_onnx_runtime_are_parts_of_the_run(
     daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import onnx_files

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _INPUT = "inputs as for trims run: a request is traced; without any, an open of the model's weights"
 #: Seconds for processes to write their last spans.
 _WRITTEN_S = 3.0
-_NAME_COLUMNS = 44
+#: Columns of names, at least and at most: layers lie deep in the tree, and longer ones move their line.
+_NAME_COLUMNS, _MOST_NAME_COLUMNS = 44, 80
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -202,11 +203,13 @@ def _tell(trace: Trace, least_s: float, *, as_json: bool) -> None:
         say_json({**_summary(trace), "lines": [_as_json(each) for each in found]})
         return
     say(f"trace {trace.trace_id}")
+    longest = max((2 * line.depth + len(line.name) for line in found), default=0)
+    columns = max(_NAME_COLUMNS, min(longest, _MOST_NAME_COLUMNS))
     for line in found:
         name = "  " * line.depth + line.name
         took = "unfinished" if line.seconds is None else _time(line.seconds)
         share = "" if line.share is None else f"{line.share:7.1%}"
-        say(f"{name:{_NAME_COLUMNS}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip())
+        say(f"{name:{columns}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip())
 
 
 def _as_json(line: Line) -> dict[str, Any]:
