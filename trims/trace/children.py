@@ -90,7 +90,8 @@ def apart(answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """
     if len(answer.get(_ROWS, ())) < _MOST_IN_ANSWER // 1000:  # an attribute may be long, but rarely is
         return answer, None
-    data = json.dumps(answer[_ROWS], separators=(",", ":"), default=str).encode()
+    lines = (json.dumps(row, separators=(",", ":"), default=str) for row in answer[_ROWS])
+    data = "\n".join(lines).encode()
     if len(data) <= _MOST_IN_ANSWER:
         return answer, None
     fd = os.memfd_create("trims-spans", os.MFD_CLOEXEC)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trims_predictors.evaluation.leveled import Leveled, LevelTime
 
 #: Layers that are shown.
@@ -34,17 +36,19 @@ def lines(leveled: Leveled, most: int = MOST_LAYERS) -> list[str]:
         text += [f"{each.type:34.34}{each.count:8}{_ms(each.seconds):>10}{each.share:8.1%}" for each in kinds]
         text += ["", f"accounted by id: {layers.accounted:.2%} of the time of {layers.operators} operators and kernels"]
     text += ["", f"{'deepest level':16}{'run':>12}  {'95 % interval':24}{'overhead':>12}"]
-    text += [_level_line(each) for each in leveled.levels]
+    text += [_level_line(each, leveled.levels[:number]) for number, each in enumerate(leveled.levels)]
     if leveled.answers_differ:
         text += ["", "the answers to the same inputs differ from run to run"]
     return [*text, *(f"lacks: {each}" for each in leveled.lacks)]
 
 
-def _level_line(each: LevelTime) -> str:
+def _level_line(each: LevelTime, above: Sequence[LevelTime]) -> str:
     seconds = each.seconds
     interval = f"{_ms(seconds.low)} .. {_ms(seconds.high)}"
     overhead = "" if each.overhead_s is None else f"{each.overhead_s * 1e3:+.3f} ms"
     verdict = f"  no verdict: {seconds.verdict}" if seconds.verdict else ""
+    if above and not verdict and seconds.low <= above[-1].seconds.high and above[-1].seconds.low <= seconds.high:
+        verdict = "  within the noise"
     return f"{each.level:16}{_ms(seconds.value):>12}  {interval:24}{overhead:>12}{verdict}".rstrip()
 
 

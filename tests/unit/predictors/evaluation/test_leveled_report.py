@@ -36,6 +36,15 @@ def test_tables_show_the_longest_layers_and_how_many_there_are_more() -> None:
     assert "the answers to the same inputs differ from run to run" in text
 
 
+def test_an_overhead_is_told_from_noise_by_its_intervals() -> None:
+    runs = {
+        Level.MODEL: [a_run(10 + n) for n in range(6)], Level.FRAMEWORK: [a_run(11 + n) for n in range(6)],
+        Level.LIBRARY: [a_run(50 + n) for n in range(6)],
+    }  # fmt: skip
+    last = leveled_report.lines(leveled_of("m", runs))[-3:]
+    assert [line.endswith("within the noise") for line in last] == [False, True, False]
+
+
 def test_without_layers_there_is_no_table_of_them() -> None:
     found = leveled_of("m", {Level.MODEL: [a_run(10)], Level.FRAMEWORK: [a_run(10, error="it has none")]})
     text = leveled_report.lines(found)
