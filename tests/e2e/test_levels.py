@@ -85,9 +85,10 @@ IMAGE = f"image={json.dumps([[[[0.5] * 8] * 8] * 3])}"
 
 
 def test_modules_and_operators_of_torch_are_parts_of_the_run(
-    daemon: Daemon, conv_net: str, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, conv_net: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told, noted = traced(daemon, capsys, conv_net, IMAGE, "--level", "framework")
+    export = tmp_path / "t.json"
+    told, noted = traced(daemon, capsys, conv_net, IMAGE, "--level", "framework", "--export", str(export))
     predict, layers = named(told, "predict"), below(told, "layer")
     assert [(each["name"], each["attributes"]["type"]) for each in layers] == [
         ("ConvNet", "ConvNet"), ("body", "Sequential"), ("body.0", "Conv2d"), ("body.1", "BatchNorm2d"),
@@ -98,7 +99,10 @@ def test_modules_and_operators_of_torch_are_parts_of_the_run(
     assert {each["level"] for each in (*layers, *below(told, "operator"))} == {"framework"}
     assert layers[2]["attributes"]["input_shapes"] == [[1, 3, 8, 8]]
     assert named(told, "read profile")["attributes"]["joined_share"] == 1.0
-    assert not noted
+    assert noted.startswith("wrote ")
+    assert len(noted.splitlines()) == 1, "nothing lacks"
+    exported = {each["name"]: each for each in json.loads(export.read_text())["traceEvents"] if each["ph"] == "X"}
+    assert (exported["body.0"]["cat"], exported["body.0"]["args"]["type"]) == ("framework", "Conv2d")
 
 
 def test_deeper_levels_of_torch_add_inner_operators_and_samples_of_the_process(
@@ -223,6 +227,21 @@ def test_a_profiler_that_does_not_start_is_said_and_the_request_answered(
     told, noted = traced(daemon, capsys, "m", "[1.5]", "--level", "framework", flags=("--isolation", "process"))
     assert named(told, "predict")["seconds"] > 0
     assert "the profiler did not start: OSError: it is busy" in noted
+
+
+def test_an_evaluation_of_a_function_says_that_it_has_no_layers(
+    daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
+    inputs = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+    register(daemon, checkpoint, predictor={"function": "own_functions:scale"}, inputs=inputs)
+    start = ["--runtime-dir", str(daemon.config.runtime_dir), "eval", "m", "--from", "cpu", "--how", "hot"]
+    assert main([*start, "--repeat", "1", "--level", "framework"]) == 0
+    printed = capsys.readouterr().out
+    assert "lacks: FunctionPredictor computes with no framework" in printed
+    assert "accounted by id" not in printed
+    assert main([*start, "--level", "deep"]) == 1
+    assert "--level" in capsys.readouterr().err
 
 
 def test_an_open_has_no_layers_and_says_so(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.nn.modules import module as torch_module
 from trims_predictors.frameworks.profiles.event import LAYER, OPERATOR, RUN
-from trims_predictors.frameworks.torch_profiler import TorchProfiler
+from trims_predictors.frameworks.torch_profiler import TorchProfiler, _activities
 
 from trims.core.errors import PredictorError
 from trims.testing.torch_modules import conv_net
@@ -101,3 +102,36 @@ def test_a_profile_of_the_models_own_code_goes_on_and_ours_does_not_start() -> N
     assert "aten::conv2d" in {each.name for each in theirs.events()}
     assert hooks() == 0
     assert profile_of(lambda: net(IMAGE)).events
+
+
+class Seen:
+    """An event of Kineto's memory, as torch hands it out where there is a GPU."""
+
+    def __init__(self, category: str, name: str, own: int, linked: int = 0, **more: int) -> None:
+        values = {
+            "activity_type": category, "name": name, "correlation_id": own, "linked_correlation_id": linked,
+            "start_ns": 10, "duration_ns": 5, "device_resource_id": 7, "device_index": -1, "nbytes": 0, "shapes": [],
+            "dtypes": [], **more,
+        }  # fmt: skip
+        for key, value in values.items():
+            setattr(self, key, lambda value=value: value)
+
+
+def test_ids_of_calls_and_kernels_are_taken_as_kineto_means_them() -> None:
+    inner = SimpleNamespace(tag="_EventType.TorchOp", correlation_id=4, children=[])
+    between = SimpleNamespace(tag="_EventType.Allocation", correlation_id=0, children=[inner])
+    outer = SimpleNamespace(tag="_EventType.TorchOp", correlation_id=3, children=[between])
+    seen = [
+        Seen("cpu_op", "aten::linear", 3), Seen("cpu_op", "aten::addmm", 4),
+        Seen("cuda_runtime", "cudaLaunchKernel", 5, 4), Seen("kernel", "sgemm", 5, 4, device_index=1),
+        Seen("gpu_memcpy", "Memcpy DtoH", 6, 3, device_index=0, nbytes=32),
+    ]  # fmt: skip
+    results = SimpleNamespace(events=lambda: seen, experimental_event_tree=lambda: [outer])
+    found = [
+        (each.name, each.external, each.correlation, each.parent, each.device, each.nbytes)
+        for each in _activities(results)
+    ]
+    assert found == [
+        ("aten::linear", 3, 0, 0, 0, 0), ("aten::addmm", 4, 0, 3, 0, 0), ("cudaLaunchKernel", 4, 5, 0, 0, 0),
+        ("sgemm", 4, 5, 0, 1, 0), ("Memcpy DtoH", 3, 6, 0, 0, 32),
+    ]  # fmt: skip
