@@ -454,3 +454,34 @@ class Alarmed(Echo):
 
     def predict(self, inputs: Arrays) -> Arrays:
         return {**super().predict(inputs), "forks": np.array([self.forks])}
+
+
+class ManyLayers(Scaler):
+    """Has a profiler of its own, which sees more than can be recorded."""
+
+    def make_profiler(self) -> Any:
+        return _ManyLayers()
+
+
+class _ManyLayers:
+    def start(self, level: Any, inputs: Arrays) -> None:
+        """Nothing."""
+
+    def stop(self) -> Any:
+        from trims_predictors.frameworks.profiles.event import LAYER, RUN, Event, Profile
+
+        from trims.trace.levels import Level
+
+        now_ns, level = time.monotonic_ns(), Level.FRAMEWORK
+        events = tuple(Event(n, RUN, LAYER, f"layer{n}", level, now_ns + n, now_ns + n + 1) for n in range(1, 10_006))
+        return Profile("own", events, Level.FRAMEWORK)
+
+    def abandon(self) -> None:
+        """Nothing."""
+
+
+class Unprofiled(Scaler):
+    """Has a profiler that does not start."""
+
+    def make_profiler(self) -> Any:
+        raise OSError("it is busy")

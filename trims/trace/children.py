@@ -5,6 +5,8 @@ The parent adds fields to its request and takes one from the answer; both are me
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from trims.trace.recorder import Collector
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
+_ROWS, IN_FILE = "spans", "spans_in_file"
+#: Bytes of spans that travel in an answer; more of them, such as those of a profile, in a file in memory beside it.
+_MOST_IN_ANSWER = 32 << 10
 
 
 def ask_for_spans(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,9 +39,25 @@ def take_spans(answer: dict[str, Any], pid: int, role: str) -> None:
         pid: Its process.
         role: What it is, such as `predictor`.
     """
-    rows, ours = answer.pop("spans", None), recorder()
+    rows, ours = answer.pop(_ROWS, None), recorder()
     if rows is not None and ours is not None:
         ours.adopt(rows, pid, role)
+
+
+def take_spans_in_file(fd: int, nbytes: object, pid: int, role: str) -> None:
+    """Record the spans in a file that came with a child's answer, later and elsewhere; nothing is read here.
+
+    Args:
+        fd: Closed sooner or later.
+        nbytes: The answer's field `IN_FILE`.
+        pid: The child's process.
+        role: What it is.
+    """
+    ours = recorder()
+    if ours is None or type(nbytes) is not int:
+        os.close(fd)
+    else:
+        ours.adopt_file(fd, nbytes, pid, role)
 
 
 class Reporter:
@@ -50,12 +71,30 @@ class Reporter:
         context = message.get("trace")
         if not context:
             return _NOTHING
+        level = Level.parse(str(message.get("trace_level", Level.MODEL.name)))
         if self._collector is None:
-            self._collector = collect(Level.parse(str(message.get("trace_level", Level.MODEL.name))))
-        return continued(context)
+            self._collector = collect()
+        return continued(context, level)
 
     def add(self, message: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request with the spans that it asks for."""
         if self._collector is None or not message.get("trace"):
             return answer
-        return {**answer, "spans": self._collector.take()}
+        return {**answer, _ROWS: self._collector.take()}
+
+
+def apart(answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Return an answer, and a descriptor of the file that its spans are in if they are too many to travel in it.
+
+    The caller sends it as the last one, and closes it.
+    """
+    if len(answer.get(_ROWS, ())) < _MOST_IN_ANSWER // 1000:  # an attribute may be long, but rarely is
+        return answer, None
+    lines = (json.dumps(row, separators=(",", ":"), default=str) for row in answer[_ROWS])
+    data = "\n".join(lines).encode()
+    if len(data) <= _MOST_IN_ANSWER:
+        return answer, None
+    fd = os.memfd_create("trims-spans", os.MFD_CLOEXEC)
+    with open(fd, "wb", buffering=0, closefd=False) as file:
+        file.write(data)
+    return {**{key: value for key, value in answer.items() if key != _ROWS}, IN_FILE: len(data)}, fd

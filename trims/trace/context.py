@@ -17,10 +17,15 @@ _SAMPLED = 1
 
 
 class SpanContext(NamedTuple):
-    """Identity of a span: its trace (32 hexadecimal digits) and its own id (16)."""
+    """Identity of a span: its trace (32 hexadecimal digits) and its own id (16).
+
+    Attributes:
+        level: The deepest that is recorded of this part of the trace; None for what the process is set to.
+    """
 
     trace_id: str
     span_id: str
+    level: int | None = None
 
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-01"
@@ -33,7 +38,8 @@ current: ContextVar[SpanContext | None] = ContextVar("trims_span", default=None)
 def new_context(parent: SpanContext | None) -> SpanContext:
     """Return the identity of a new span: of its parent's trace, or of a trace of its own."""
     # Not `random`: processes that were forked from one template would draw the same numbers.
-    return SpanContext(os.urandom(16).hex() if parent is None else parent.trace_id, os.urandom(8).hex())
+    own = os.urandom(8).hex()
+    return SpanContext(os.urandom(16).hex(), own) if parent is None else parent._replace(span_id=own)
 
 
 def parse_context(text: object) -> SpanContext | None:

@@ -112,15 +112,16 @@ class Trace:
         return max(max(each.start_ns, each.end_ns) for each in self.spans)
 
 
-def read_traces(folder: Path | str, trace_id: str | None = None) -> list[Trace]:
+def read_traces(folder: Path | str, trace_id: str | None = None, *, pid: int | None = None) -> list[Trace]:
     """Return the traces in a folder, in the order in which they began.
 
     Args:
         folder: Where processes write; it need not be there.
         trace_id: The only one wanted; None for all.
+        pid: Process that wrote the only files that are read; None for all.
     """
     traces: dict[str, Trace] = {}
-    for span in read_spans(folder):
+    for span in read_spans(folder, pid=pid):
         if trace_id in (None, span.trace_id):
             traces.setdefault(span.trace_id, Trace(span.trace_id)).spans.append(span)
     for trace in traces.values():
@@ -148,9 +149,9 @@ def wait_for_trace(folder: Path | str, trace_id: str, patience_s: float) -> Trac
         time.sleep(_LOOK_S)
 
 
-def read_spans(folder: Path | str) -> Iterator[Record]:
-    """Yield all spans of a folder; each once, with its end if that was recorded."""
-    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+def read_spans(folder: Path | str, *, pid: int | None = None) -> Iterator[Record]:
+    """Yield all spans of a folder, or what one process wrote; each once, with its end if that was recorded."""
+    for path in sorted(Path(folder).glob(f"*{SUFFIX}" if pid is None else f"*-{pid}{SUFFIX}")):
         unfinished: dict[str, Record] = {}
         for process, message in _batches(path):
             for row in message.get("open", ()):

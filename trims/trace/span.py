@@ -71,6 +71,38 @@ class Span:
         self.start_ns = _clock()
         sink.began(self)
 
+    @classmethod
+    def measured(
+        cls,
+        sink: Sink,
+        name: str,
+        level: Level,
+        parent: SpanContext,
+        *,
+        times_ns: tuple[int, int],
+        thread: int,
+        attributes: dict[str, Any],
+    ) -> SpanContext:
+        """Record what a profiler has measured; return the identity of that span.
+
+        Args:
+            sink: Takes it.
+            name: What was done.
+            level: How deep in the stack.
+            parent: What it is a part of.
+            times_ns: When it began and ended, on the clock of `time.monotonic_ns`.
+            thread: Kernel's id of the thread that did it.
+            attributes: JSON values.
+        """
+        made = cls.__new__(cls)
+        made._sink, made._token, made.name, made.level = sink, None, name, level
+        made.context, made.parent_id, made.attributes, made.thread = (
+            new_context(parent), parent.span_id, attributes, thread,
+        )  # fmt: skip
+        made.start_ns, made.end_ns = times_ns
+        sink.ended(made)
+        return made.context
+
     def set(self, **attributes: Any) -> None:
         """Add attributes."""
         self.attributes.update(attributes)

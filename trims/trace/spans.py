@@ -25,8 +25,8 @@ _everything = False
 _deepest = int(Level.MODEL)
 #: Variables: record everything; where; and how deep.
 ALL_VARIABLE, FOLDER_VARIABLE, LEVEL_VARIABLE = "TRIMS_TRACE", "TRIMS_TRACE_DIR", "TRIMS_TRACE_LEVEL"
-#: Entry of W3C's `tracestate` by which a caller has the endpoint record its request.
-ASKED = "trims=1"
+#: Key of W3C's `tracestate` by which a caller has the endpoint record its request: `1`, or the name of a level.
+_KEY, _AS_SET = "trims=", "1"
 
 
 def configure(folder: Path | str, role: str, *, level: Level = Level.MODEL, everything: bool = False) -> None:
@@ -103,8 +103,29 @@ def is_everything() -> bool:
 
 
 def deepest() -> Level:
-    """Return the deepest level that is recorded."""
-    return Level(_deepest)
+    """Return the deepest level that is recorded here: what the caller asks for, else what this process is set to."""
+    context = current.get()
+    return Level(_deepest if context is None or context.level is None else context.level)
+
+
+def tracestate(level: Level) -> str:
+    """Return the entry of `tracestate` that asks for a request's spans down to a level."""
+    return _KEY + (_AS_SET if level <= Level.MODEL else level.name.lower())
+
+
+def asked_by(state: str) -> tuple[bool, Level | None]:
+    """Return whether a `tracestate` asks for spans, and down to which level; None for what the process is set to.
+
+    An entry with a level that there is not asks for nothing.
+    """
+    for entry in state.replace(" ", "").split(","):
+        if entry.startswith(_KEY):
+            value = entry.removeprefix(_KEY)
+            try:
+                return True, None if value == _AS_SET else Level.parse(value)
+            except ValueError:
+                return False, None
+    return False, None
 
 
 def is_on() -> bool:
@@ -117,22 +138,45 @@ def is_recording() -> bool:
     return _sink is not None and (_everything or current.get() is not None)
 
 
+def records(level: Level) -> bool:
+    """Return whether a span of that level that begins here would be recorded."""
+    return is_recording() and level <= deepest()
+
+
 def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = None, **attributes: Any) -> AnySpan:
     """Begin a span: use it as a context manager, or call its `end`.
 
     Args:
         name: What is done.
-        level: How deep in the stack. Deeper ones than what is recorded cost one comparison.
+        level: How deep in the stack. Deeper ones than what is recorded are left out.
         parent: What it is a part of; None for the span in whose block this is called.
         attributes: JSON values.
     """
-    if _sink is None or level > _deepest:
+    if _sink is None:
         return OFF
     if parent is None:
         parent = current.get()
         if parent is None and not _everything:
             return OFF
+    asked = None if parent is None else parent.level
+    if level > (_deepest if asked is None else asked):
+        return OFF
     return Span(_sink, name, level, parent, attributes)
+
+
+def record(
+    name: str,
+    level: Level,
+    parent: SpanContext,
+    *,
+    times_ns: tuple[int, int],
+    thread: int,
+    attributes: dict[str, Any],
+) -> SpanContext | None:
+    """Record a span that a profiler has measured (see `Span.measured`); None if this process records nothing."""
+    if _sink is None:
+        return None
+    return Span.measured(_sink, name, level, parent, times_ns=times_ns, thread=thread, attributes=attributes)
 
 
 def traceparent() -> str | None:
@@ -142,12 +186,30 @@ def traceparent() -> str | None:
 
 
 @contextmanager
-def continued(text: object) -> Iterator[SpanContext | None]:
-    """Have spans of the block be parts of the span that another process names by a `traceparent`; None for none."""
+def continued(text: object, level: Level | None = None) -> Iterator[SpanContext | None]:
+    """Have spans of the block be parts of the span that another process names by a `traceparent`; None for none.
+
+    Args:
+        text: The `traceparent`.
+        level: The deepest that the other process asks for; None for what this one is set to.
+    """
     context = parse_context(text)
+    if context is not None and level is not None:
+        context = context._replace(level=int(level))
     token = current.set(context)
     try:
         yield context
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def down_to(level: Level) -> Iterator[None]:
+    """Have spans of the block, which belongs to a trace, be recorded down to a level."""
+    context = current.get()
+    token = current.set(None if context is None else context._replace(level=int(level)))
+    try:
+        yield
     finally:
         current.reset(token)
 

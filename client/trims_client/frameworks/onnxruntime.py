@@ -175,6 +175,12 @@ def session(
     return make(session_options, {name: _ort_value(weights, name) for name in weights})
 
 
+def running(session: onnxruntime.InferenceSession) -> onnxruntime.InferenceSession:
+    """Return the session that carries out runs of this one now: itself, or the one over packed weights inside of it."""
+    packing = getattr(session, "_packing", None)
+    return session if packing is None or packing.session is None else packing.session
+
+
 def _in_two_stages(
     weights: Weights,
     program: Program,

@@ -23,7 +23,7 @@ from trims.core.errors import (
 )
 from trims.memory.shortage import tells_of_memory
 from trims.process.messages import close_all
-from trims.trace.children import ask_for_spans, take_spans
+from trims.trace.children import IN_FILE, ask_for_spans, take_spans, take_spans_in_file
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.ipc.os_errors import as_trims_errors
@@ -213,6 +213,8 @@ class PredictorProcess:
     # -- what it does ----------------------------------------------------------------------------------------------
 
     def _heard(self, message: Message, fds: list[int]) -> None:
+        if IN_FILE in message and fds:
+            take_spans_in_file(fds.pop(), message.pop(IN_FILE), self.pid, "predictor")
         try:
             while fds:
                 self._inbox.take(fds.pop())

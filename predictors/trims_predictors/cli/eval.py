@@ -10,6 +10,7 @@ from trims_predictors.cli.endpoint import add_environments
 if TYPE_CHECKING:
     import argparse
 
+    from trims.trace.levels import Level
     from trims_predictors.evaluation.records import Evaluated, Sample
     from trims_predictors.evaluation.session import Place, Wish
 
@@ -33,6 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     evaluate.add_argument("--batch", dest="batches", metavar="N,N", help=text)
     text = "seconds without a request before a predictor counts as settled (default: 2)"
     evaluate.add_argument("--idle", type=float, metavar="S", help=text)
+    text = "run a hot predictor also at each level down to framework, library, system or hardware: its layers"
+    evaluate.add_argument("--level", help=text)
     evaluate.add_argument("--resume", default="", metavar="ID", help="go on with an evaluation that was interrupted")
     evaluate.add_argument("--id", default="", help="of the evaluation (default: made from the time)")
     evaluate.add_argument("--database", default="", metavar="URL", help=DATABASE)
@@ -79,6 +82,7 @@ def _wish(options: argparse.Namespace) -> Wish:
         "repeats": options.repeat,
         "batches": None if options.batches is None else _numbers(options.batches),
         "idle_s": options.idle,
+        "level": None if options.level is None else _level(options.level),
         "evaluation_id": options.id or None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
@@ -87,6 +91,16 @@ def _wish(options: argparse.Namespace) -> Wish:
     inputs = RunInputs(options.model, options.dtype)
     make = (lambda types: inputs.read(options.input, types)) if options.input else None
     return Wish(options.model, options.resume, make_inputs=make, **given)
+
+
+def _level(text: str) -> Level:
+    from trims.core.errors import CallerError
+    from trims.trace.levels import Level
+
+    try:
+        return Level.parse(text)
+    except ValueError as error:
+        raise CallerError(f"--level: {error}") from error
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.manifests.serving import TensorType
-from trims.trace.spans import ASKED, traceparent
+from trims.trace.spans import deepest, traceparent, tracestate
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class HttpEndpoint:
 def _trace_headers() -> dict[str, str]:
     """Return the headers by which the endpoint records the request as a part of this process's trace."""
     context = traceparent()
-    return {} if context is None else {"traceparent": context, "tracestate": ASKED}
+    return {} if context is None else {"traceparent": context, "tracestate": tracestate(deepest())}
 
 
 def _body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _INPUT = "inputs as for trims run: a request is traced; without any, an open of the model's weights"
 #: Seconds for processes to write their last spans.
 _WRITTEN_S = 3.0
-_NAME_COLUMNS = 44
+#: Columns of names, at least and at most: layers lie deep in the tree, and longer ones move their line.
+_NAME_COLUMNS, _MOST_NAME_COLUMNS = 44, 80
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     trace.add_argument("--id", help="show the trace of this id, or of one that begins so")
     trace.add_argument("--folder", type=Path, help="where traces are (default: the daemon's, below its state folder)")
     trace.add_argument("--least-ms", type=float, default=0.0, help="leave out what is shorter (default: 0)")
-    trace.add_argument("--level", default="model", help="how deep this process records (default: model)")
+    text = "how deep: application, model, framework (layers), library, system, hardware (default: model)"
+    trace.add_argument("--level", default="model", help=text)
     text = "write the trace: FILE.pftrace for https://ui.perfetto.dev, FILE.json for Chrome; with --list all traces"
     trace.add_argument("--export", type=Path, metavar="FILE", help=text)
     trace.add_argument("--otlp", action="store_true", help="send the trace where OTEL_EXPORTER_OTLP_ENDPOINT says")
@@ -58,6 +60,8 @@ def _run(options: argparse.Namespace) -> None:
         _export(options.export, found, folder)
     if options.otlp:
         _send(found)
+    if options.model is not None and level >= Level.FRAMEWORK:
+        _note_what_lacks(found[0], has_request=bool(options.input))
     if options.list:
         _tell_list(found, as_json=options.json)
     else:
@@ -139,6 +143,17 @@ def _written(folder: Path, trace_id: str) -> Trace:
     return found
 
 
+def _note_what_lacks(trace: Trace, *, has_request: bool) -> None:
+    """Say why levels below the model that were asked for are not there, or not whole."""
+    from trims.cli.output import note
+    from trims.trace.profiles import shortcomings
+
+    if not has_request:
+        note("an open runs no layers: give inputs to trace a request")
+    for each in shortcomings(trace):
+        note(each)
+
+
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
@@ -195,11 +210,13 @@ def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
         say_json({**_summary(trace), "lines": [_as_json(each) for each in found]})
         return
     say(f"trace {trace.trace_id}")
+    longest = max((2 * line.depth + len(line.name) for line in found), default=0)
+    columns = max(_NAME_COLUMNS, min(longest, _MOST_NAME_COLUMNS))
     for line in found:
         name = "  " * line.depth + line.name
         took = "unfinished" if line.seconds is None else _time(line.seconds)
         share = "" if line.share is None else f"{line.share:7.1%}"
-        say(f"{name:{_NAME_COLUMNS}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip())
+        say(f"{name:{columns}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip())
 
 
 def _as_json(line: Line) -> dict[str, Any]:

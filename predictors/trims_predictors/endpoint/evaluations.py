@@ -38,6 +38,7 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
     batches: list[int] | None = msgspec.field(default=None, name="batch")
     repeat: int | None = None
     idle: float | None = None
+    level: str | None = None
     request: dict[str, Any] | None = None
 
 
@@ -91,8 +92,8 @@ class Evaluations:
         """Begin an evaluation and return its progress.
 
         Args:
-            order: `model`, or `resume` with an id; `from`, `how` and `batch` are lists, `repeat` and `idle` numbers;
-                `request` is a request of the inference protocol.
+            order: `model`, or `resume` with an id; `from`, `how` and `batch` are lists, `repeat` and `idle` numbers,
+                `level` a word, `request` a request of the inference protocol.
 
         Raises:
             CallerError: It has another field, or one of another type.
@@ -202,8 +203,8 @@ def _words(order: Mapping[str, Any]) -> tuple[str, list[str], list[str], str]:
         raise CallerError("name the `model` to evaluate, or with `resume` the id of the evaluation to go on with")
     lists = {"--from": asked.tiers, "--how": asked.ways, "--batch": asked.batches}
     options = [f"{name}={','.join(map(str, values))}" for name, values in lists.items() if values is not None]
-    numbers = {"--repeat": asked.repeat, "--idle": asked.idle}
-    options += [f"{name}={value}" for name, value in numbers.items() if value is not None]
+    words = {"--repeat": asked.repeat, "--idle": asked.idle, "--level": asked.level}
+    options += [f"{name}={value}" for name, value in words.items() if value is not None]
     if asked.resume:
         return asked.resume, [*options, f"--resume={asked.resume}"], [], asked.resume
     request = [] if asked.request is None else [json.dumps(asked.request)]

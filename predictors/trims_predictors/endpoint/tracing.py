@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
 from trims.trace.levels import Level
-from trims.trace.spans import ASKED, continued, is_on, span
+from trims.trace.spans import asked_by, continued, is_on, span
 from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import told
@@ -84,7 +84,9 @@ def copier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
 
 
 def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> AbstractContextManager[None]:
-    """Record a request as a span, if its caller asks for that by `tracestate: trims=1`, or if all are recorded.
+    """Record a request as a span, if its caller asks for that by `tracestate`, or if all are recorded.
+
+    The caller writes `trims=1`, or the name of the level down to which the request is recorded: `trims=framework`.
 
     Args:
         headers: Of the request, or its metadata.
@@ -97,8 +99,8 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
 @contextmanager
 def _recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> Iterator[None]:
     asked = copier_of(headers)
-    parent = asked.get(TRACEPARENT) if ASKED in asked.get(TRACESTATE, "").replace(" ", "").split(",") else None
-    with continued(parent), span(name, Level.APPLICATION) as request:
+    is_asked, level = asked_by(asked.get(TRACESTATE, ""))
+    with continued(asked.get(TRACEPARENT) if is_asked else None, level), span(name, Level.APPLICATION) as request:
         request.set(**{"trims.model.name": model})
         yield
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
+from trims.trace.levels import Level
 from trims_predictors.evaluation.session import Place, Wish, evaluate_model
 from trims_predictors.evaluation.ways import WAYS
 from trims_predictors.tensors import from_array
@@ -31,6 +32,7 @@ def evaluate(
     repeats: int = 10,
     batches: Sequence[int] = (1,),
     idle_s: float = 2.0,
+    level: str = "model",
     resume: str = "",
     database: str = "",
     runtime_dir: str | None = None,
@@ -52,6 +54,7 @@ def evaluate(
         repeats: Samples of each.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.
+        level: Deepest level at which a predictor that runs already is looked at, such as `framework`.
         resume: Beginning of the id of the evaluation to go on with.
         database: Its URL; empty for the default.
         runtime_dir: Folder of the daemon's sockets; None for this user's.
@@ -75,10 +78,17 @@ def evaluate(
 
     wish = Wish(
         model, resume, tuple(tiers), tuple(ways), repeats, tuple(batches), idle_s,
-        make_inputs=None if inputs is None else given,
+        _level(level), make_inputs=None if inputs is None else given,
     )  # fmt: skip
     place = Place(runtime_dir, environments, database=database)
     return asyncio.run(evaluate_model(wish, place, progress or _silent))
+
+
+def _level(text: str) -> Level:
+    try:
+        return Level.parse(text)
+    except ValueError as error:
+        raise CallerError(str(error)) from error
 
 
 def _silent(done: int, total: int, sample: Sample) -> None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from trims.trace.reader import Record
 
 
+#: Kinds of documents: layers by the level that they were found at, and load by a scenario.
+LAYERS, WORKLOAD = "layers", "workload"
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """Order of an evaluation: what is measured, on which stack.
@@ -96,7 +100,7 @@ class Evaluated:
 
     Attributes:
         samples: In the order in which they were taken, those that do not count with the reason.
-        documents: What else was found, by kind: `layers`, `workload`.
+        documents: What else was found, by kind: `LAYERS`, `WORKLOAD`.
         ended: Whether all that was asked was taken, or could not be.
         unreachable: Tiers that could not be brought about, with the reasons.
     """

@@ -16,6 +16,7 @@ from trims.environments.environment_store import EnvironmentStore, default_folde
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
 from trims.trace import spans
+from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir
 from trims_predictors.children.launcher import Launcher
 from trims_predictors.deployment.deployments import Deployments
@@ -23,7 +24,8 @@ from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.evaluation.database.evaluations import Evaluations
 from trims_predictors.evaluation.evaluation import Evaluation, starts
 from trims_predictors.evaluation.inputs import in_batches, made_inputs
-from trims_predictors.evaluation.records import Order, new_id
+from trims_predictors.evaluation.leveled import runs_at_levels
+from trims_predictors.evaluation.records import LAYERS, Order, new_id
 from trims_predictors.evaluation.stack import stack
 from trims_predictors.evaluation.tiers import TIERS, artifact_files
 from trims_predictors.evaluation.ways import WAYS, Starter
@@ -63,6 +65,7 @@ class Wish:
         repeats: Samples of each tier and way.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.
+        level: Deepest level at which a predictor that runs already is looked at, with all levels above it.
         evaluation_id: Of a new evaluation; empty for one that is made from the time.
         make_inputs: Makes the inputs of requests; None for some that are made from a stated seed.
     """
@@ -74,6 +77,7 @@ class Wish:
     repeats: int = 10
     batches: tuple[int, ...] = (1,)
     idle_s: float = 2.0
+    level: Level = Level.MODEL
     evaluation_id: str = ""
     make_inputs: MakeInputs | None = None
 
@@ -150,6 +154,10 @@ async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evalua
             evaluation = Evaluation(daemon, model, starter, artifact_files(shown), str(trace_dir), keep)
             taken_before = frozenset((each.where, each.number) for each in done)
             await evaluation.run(starts(order), order.repeats, taken_before)
+            level = Level.parse(order.level)
+            if level > Level.MODEL and not (resumed and LAYERS in resumed.documents):
+                leveled = await runs_at_levels(starter, model, level, order.repeats, str(trace_dir))
+                kept.add_document(order.id, LAYERS, 0, leveled.as_json())
         kept.end(order.id, evaluation.unreachable)
         return kept.read(order.id)
 
@@ -158,7 +166,8 @@ async def _begun(daemon: AsyncAdmin, kept: Evaluations, wish: Wish, deployment: 
     shown = await daemon.show(wish.model)
     order = Order(
         wish.evaluation_id or new_id(), wish.model, str(deployment.key), wish.tiers, wish.ways, wish.repeats,
-        wish.batches, idle_s=wish.idle_s, began_unix_s=time.time(), stack=stack(), manifest=shown.manifest_json,
+        wish.batches, wish.level.name.lower(), wish.idle_s, began_unix_s=time.time(), stack=stack(),
+        manifest=shown.manifest_json,
     )  # fmt: skip
     kept.begin(order, len(starts(order)) * order.repeats)
     return order

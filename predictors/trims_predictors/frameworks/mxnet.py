@@ -14,9 +14,12 @@ import numpy as np
 from trims_client.frameworks import mxnet as over_weights
 
 from trims.core.errors import CallerError
+from trims_predictors.frameworks.mxnet_profiler import MxnetProfiler
 from trims_predictors.tensors import numpy_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trims_client.weights import Weights
 
     from trims_predictors.api import Arrays, Context
@@ -56,13 +59,29 @@ class MxnetPredictor:
         for name, array in inputs.items():
             if array.dtype == object:
                 raise CallerError(f"the input {name!r} is text (BYTES), which MXNet has no arrays for")
-        self._bind(tuple((name, array.shape, array.dtype.name) for name, array in inputs.items()))
+        self._bind(_shapes(inputs))
         for name, array in inputs.items():
             # Not by `mxnet.nd.array`, which makes float32 of every array.
             self._executor.arg_dict[name][:] = array
         found = self._executor.forward(is_train=False)
         names = self._names if len(self._names) == len(found) else self._executor.output_dict
         return {name: each.asnumpy() for name, each in zip(names, found, strict=True)}
+
+    def make_profiler(self) -> MxnetProfiler:
+        """Return the profiler of one run."""
+        return MxnetProfiler(self)
+
+    def watched_executor(self, watch: Callable[[Any, Any], None], inputs: Arrays) -> Any:
+        """Return an executor over the same arrays that calls `watch` after each operator (see `MxnetProfiler`)."""
+        self._bind(_shapes(inputs))
+        made = self._executor.reshape(**{name: array.shape for name, array in inputs.items()})
+        made.set_monitor_callback(watch)
+        return made
+
+    def exchange_executor(self, executor: Any) -> Any:
+        """Run with another executor from now on; return the one before."""
+        before, self._executor = self._executor, executor
+        return before
 
     def rehearse(self, inputs: Arrays) -> Arrays:
         """Bind the graph for these shapes, lay the weights out for it and take the memory of a run."""
@@ -71,6 +90,10 @@ class MxnetPredictor:
     def unload(self) -> None:
         """Let go of the graph."""
         self._executor = None
+
+
+def _shapes(inputs: Arrays) -> _Shapes:
+    return tuple((name, array.shape, array.dtype.name) for name, array in inputs.items())
 
 
 def set_threads(threads: int) -> None:

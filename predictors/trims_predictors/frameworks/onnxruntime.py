@@ -11,6 +11,7 @@ from trims_client.frameworks import onnxruntime as over_weights
 
 from trims.core.errors import CallerError, NotSupportedError
 from trims.manifests.serving import ANY, ANY_RANK, TensorType
+from trims_predictors.frameworks.onnxruntime_profiler import OnnxProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class OnnxPredictor:
     """
 
     _session: over_weights.SharedSession
+    _weights: Weights
+    _threads: int
     #: Names of the outputs that are sent, and of those that are left out, with their types.
     _names: list[str]
     _left_out: Mapping[str, str]
@@ -49,11 +52,33 @@ class OnnxPredictor:
         Raises what `trims.onnxruntime.session` raises, and NotSupportedError for a graph that no request can feed, or
         none of whose outputs can be sent.
         """
-        both = [onnxruntime.SessionOptions(), onnxruntime.SessionOptions()]
-        for options in both:
-            options.intra_op_num_threads = context.threads
-        self._session = over_weights.session(weights, session_options=both[0], packed_options=both[1])
+        self._weights, self._threads = weights, context.threads
+        self._session = self._made()
         self._choose(context.model)
+
+    def _made(self, profile: str = "") -> over_weights.SharedSession:
+        """Return a session over the weights, which writes its profile to a file whose name begins so, if at all."""
+        both = [onnxruntime.SessionOptions(), onnxruntime.SessionOptions()]
+        for number, options in enumerate(both):
+            options.intra_op_num_threads = self._threads
+            if profile:
+                options.enable_profiling, options.profile_file_prefix = True, f"{profile}{number}"
+        return over_weights.session(self._weights, session_options=both[0], packed_options=both[1])
+
+    def make_profiler(self) -> OnnxProfiler:
+        """Return the profiler of one run."""
+        return OnnxProfiler(self, over_weights.running)
+
+    def profiling_session(self, prefix: str) -> over_weights.SharedSession:
+        """Return a session like this one that writes a profile (see `OnnxProfiler`), packed if it ever is."""
+        made = self._made(prefix)
+        made.pack()
+        return made
+
+    def exchange_session(self, session: over_weights.SharedSession) -> over_weights.SharedSession:
+        """Run with another session from now on; return the one before."""
+        before, self._session = self._session, session
+        return before
 
     def _choose(self, model: str) -> None:
         """Find out which outputs can be sent."""
@@ -114,7 +139,7 @@ class OnnxPredictor:
 
     def unload(self) -> None:
         """Let go of the session."""
-        del self._session
+        del self._session, self._weights
 
 
 def _can_be_sent(kind: str) -> bool:

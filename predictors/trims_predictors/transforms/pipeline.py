@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, check_tensors
 from trims.process.forks import parent_only
-from trims.trace.spans import span
+from trims.trace.levels import Level
+from trims.trace.spans import records, span
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from trims_client.weights import Weights
 
+    from trims.trace.span import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.api import Arrays, Context, Predictor
     from trims_predictors.tensors import Tensor
     from trims_predictors.transforms.chain import Chain
+
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+_UNWATCHED: AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]] = contextlib.nullcontext(
+    lambda _run: _NOTHING
+)
 
 
 class Stages:
@@ -32,11 +41,11 @@ class Stages:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Keep how long the block takes, unless it raises."""
+    def timed(self, name: str) -> Iterator[AnySpan]:
+        """Keep how long the block takes, unless it raises. Yields its span."""
         begin = time.perf_counter()
-        with span(name.removesuffix("_s")):
-            yield
+        with span(name.removesuffix("_s")) as step:
+            yield step
         self.seconds[name] = time.perf_counter() - begin
 
 
@@ -93,7 +102,7 @@ class Pipeline:
         if self._preprocess:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
-        with stages.timed("predict_s"):
+        with self._watched(inputs) as watch, stages.timed("predict_s") as run, watch(run):
             given = _given(self._predictor, inputs)
             outputs = _checked(self._predicted(inputs, wanted))
             self.given = given
@@ -108,6 +117,14 @@ class Pipeline:
             )
         told = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
         return _only(told, wanted)
+
+    def _watched(self, inputs: Arrays) -> AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]]:
+        """Profile the run of the block, if levels below `model` are recorded; else this costs one check."""
+        if not records(Level.FRAMEWORK):
+            return _UNWATCHED
+        from trims_predictors.frameworks.profiling import profiled
+
+        return profiled(self._predictor, inputs)
 
     def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
         """Run the predictor, for the wanted outputs only if no steps follow: a step may read any output."""
@@ -142,7 +159,6 @@ class Pipeline:
 
 def pipeline_of(message: Message, context: Context) -> Pipeline:
     """The pipeline of a `load` message, not loaded. Raises TrimsError; and what a user's code raises at its import."""
-    from trims_predictors.frameworks import alone
     from trims_predictors.frameworks.resolve import make
     from trims_predictors.transforms.chain import Chain, steps_of
 
@@ -150,8 +166,11 @@ def pipeline_of(message: Message, context: Context) -> Pipeline:
     preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
     postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
     named = message["call"], message["how"], origin
-    predictor = alone.make(*named, message["alone"]) if "alone" in message else make(*named)
-    return Pipeline(predictor, preprocess, postprocess, context)
+    if "alone" in message:
+        from trims_predictors.frameworks import alone
+
+        return Pipeline(alone.make(*named, message["alone"]), preprocess, postprocess, context)
+    return Pipeline(make(*named), preprocess, postprocess, context)
 
 
 def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:

@@ -38,7 +38,7 @@ from trims.manifests.serving import check_tensors
 from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
-from trims.trace.children import Reporter
+from trims.trace.children import Reporter, apart
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
@@ -174,14 +174,15 @@ class Worker:
 
     def _answer(self, message: Message, answer: Message, fd: int | None, *, forked: bool) -> None:
         common = {"request": message["request"], **self._kept_inputs(forked=forked)}
+        answer, spans_fd = apart(answer)
+        fds = [each for each in (fd, spans_fd) if each is not None]
         try:
-            messages.send(self._sock, {**answer, **common}, [] if fd is None else [fd])
+            messages.send(self._sock, {**answer, **common}, fds)
         except BadMessageError as error:
             answer = failed(PredictorError(f"the answer has too many tensors: {error}"))
             messages.send(self._sock, {**answer, **common})
         finally:
-            if fd is not None:
-                os.close(fd)
+            messages.close_all(fds)
 
     def _kept_inputs(self, *, forked: bool) -> Message:
         """Return what the supervisor must know if the model's code may still read or write the last inputs.

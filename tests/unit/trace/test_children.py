@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from trims.trace import spans
-from trims.trace.children import Reporter, ask_for_spans, take_spans
+from trims.trace.children import IN_FILE, Reporter, apart, ask_for_spans, take_spans, take_spans_in_file
 from trims.trace.context import current
 from trims.trace.reader import read_traces
 from trims.trace.spans import span
@@ -56,3 +57,34 @@ def test_where_nothing_is_recorded_messages_stay_as_they_are() -> None:
     answer = {"done": True, "spans": [["nonsense"]]}
     take_spans(answer, 1, "child")
     assert answer == {"done": True}
+
+
+def rows(count: int) -> list[list[Any]]:
+    context = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    return [
+        [context[0], f"{n:016x}", context[1], f"layer {n}", 3, n, n + 1, 7, {"kind": "layer"}] for n in range(count)
+    ]
+
+
+def test_more_spans_than_an_answer_takes_come_in_a_file_beside_it(tmp_path: Path) -> None:
+    few, many = {"done": True, "spans": rows(20)}, {"done": True, "spans": rows(9000)}
+    assert apart(few) == (few, None)
+    answer, fd = apart(many)
+    assert fd is not None
+    assert answer.keys() == {"done", IN_FILE}
+    spans.configure(tmp_path, "parent")
+    take_spans_in_file(fd, answer[IN_FILE], 4711, "child")
+    spans.stop()
+    (trace,) = read_traces(tmp_path)
+    assert (len(trace.spans), trace.spans[0].process.pid) == (9000, 4711)
+
+
+def test_a_file_of_spans_is_closed_where_nothing_is_recorded_or_its_length_is_none(tmp_path: Path) -> None:
+    for length in (1, "1", None, True):
+        _, fd = apart({"spans": rows(9000)})
+        assert fd is not None
+        take_spans_in_file(fd, length, 1, "child")
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+        if length == 1:
+            spans.configure(tmp_path, "parent")

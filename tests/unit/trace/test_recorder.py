@@ -258,3 +258,55 @@ def test_files_of_running_processes_are_not_removed(tmp_path: Path) -> None:
     assert module.prune(tmp_path, 250, running=[0]) == 2
     assert sorted(each.name for each in tmp_path.iterdir()) == ["0-0.spans", "3-3.spans"]
     assert module.prune(tmp_path / "no", 1) == 0
+
+
+def in_memory(data: bytes) -> int:
+    fd = os.memfd_create("spans")
+    os.write(fd, data)
+    return fd
+
+
+def row(name: str) -> list[Any]:
+    return ["0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", "", name, 3, 1, 2, 7, {}]
+
+
+def test_a_childs_file_may_hold_anything_and_only_its_spans_are_taken(
+    start: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    recorder, data = start(), b"\n".join(json.dumps(each).encode() for each in (row("good"), ["bad"], 5, row("too")))
+    recorder.adopt_file(in_memory(data), len(data), 9, "child")
+    for wrong in (b"{", b"7", b"[" * 100_000, b"\xff"):
+        recorder.adopt_file(in_memory(wrong), len(wrong), 9, "child")
+    on_disk = tmp_path / "spans"
+    on_disk.write_bytes(data)
+    recorder.adopt_file(os.open(on_disk, os.O_RDONLY), len(data), 9, "child")  # a file elsewhere may block
+    reading, writing = os.pipe()
+    recorder.adopt_file(reading, 100, 9, "child")
+    os.close(writing)
+    assert recorder.flush(20)
+    found = [(each.name, each.process.pid) for each in read_spans(tmp_path / "trace")]
+    assert (found, recorder.dropped) == ([("good", 9), ("too", 9)], 8)
+
+
+def test_files_beyond_some_are_closed_and_counted(start: Callable[..., Recorder], tmp_path: Path) -> None:
+    recorder = start()
+    stalled = threading.Event()
+    monitor = recorder._write_batch
+    recorder._write_batch = lambda: (stalled.wait(20), monitor())[1]  # type: ignore[method-assign]
+    data = json.dumps(row("one")).encode()
+    for _ in range(module._MOST_FILES + 3):
+        recorder.adopt_file(in_memory(data), len(data), 9, "child")
+    recorder.adopt_file(in_memory(data), module._MOST_FILE_BYTES + 1, 9, "child")
+    assert recorder.dropped == 4
+    stalled.set()
+    assert recorder.flush(20)
+    assert len(list(read_spans(tmp_path / "trace"))) == module._MOST_FILES
+
+
+def test_files_that_wait_in_a_forked_child_are_closed_there(start: Callable[..., Recorder]) -> None:
+    recorder = start()
+    fd = in_memory(b"[]")
+    recorder._files.append((fd, 2, 9, "child"))
+    recorder.begin_again()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)

@@ -120,3 +120,60 @@ def test_a_forked_child_writes_a_file_of_its_own_under_the_same_trace(tmp_path: 
     parent, child = trace.spans
     assert (parent.name, child.name, child.parent_id) == ("parent", "child", parent.span_id)
     assert (child.process.pid, parent.process.pid) == (pid, os.getpid())
+
+
+def test_a_caller_asks_for_a_level_of_its_own_part_only(tmp_path: Path) -> None:
+    configure(tmp_path, "tester")
+    with continued(CALLER, Level.LIBRARY), span("asked") as asked:
+        assert spans.deepest() == Level.LIBRARY
+        with span("layer", Level.FRAMEWORK), span("kernel", Level.HARDWARE) as kernel:
+            assert kernel is OFF
+        with span("elsewhere", Level.LIBRARY, parent=asked.context):
+            pass
+    with continued(CALLER, Level.APPLICATION), span("stage") as stage:
+        assert stage is OFF
+    assert spans.deepest() == Level.MODEL
+    with continued(CALLER), span("layer", Level.FRAMEWORK) as other:
+        assert other is OFF
+    (trace,) = recorded(tmp_path)
+    assert [each.name for each in trace.spans] == ["asked", "layer", "elsewhere"]
+
+
+def test_a_block_may_be_recorded_deeper_than_its_process(tmp_path: Path) -> None:
+    configure(tmp_path, "tester", everything=True)
+    with span("whole"), spans.down_to(Level.FRAMEWORK), span("layer", Level.FRAMEWORK):
+        pass
+    (trace,) = recorded(tmp_path)
+    assert [(each.name, each.parent_id) for each in trace.spans][1] == ("layer", trace.spans[0].span_id)
+
+
+def test_a_step_that_a_profiler_measured_is_a_span_like_others(tmp_path: Path) -> None:
+    configure(tmp_path, "tester", everything=True)
+    with span("whole") as whole:
+        assert whole.context is not None
+        attributes = {"name": "not its own", "kind": "layer"}
+        made = spans.record("fc", Level.FRAMEWORK, whole.context, times_ns=(5, 9), thread=3, attributes=attributes)
+    assert made is not None
+    (trace,) = recorded(tmp_path)
+    (fc,) = [each for each in trace.spans if each.name == "fc"]
+    assert (fc.span_id, fc.parent_id, fc.start_ns, fc.end_ns, fc.thread) == (
+        made.span_id,
+        whole.context.span_id,
+        5,
+        9,
+        3,
+    )
+    assert fc.attributes == attributes
+    assert spans.record("fc", Level.FRAMEWORK, made, times_ns=(5, 9), thread=3, attributes={}) is None, "it is off"
+
+
+@pytest.mark.parametrize("level", Level)
+def test_a_callers_level_survives_the_way_to_the_endpoint(level: Level) -> None:
+    is_asked, found = spans.asked_by(f"other=1, {spans.tracestate(level)}")
+    assert is_asked
+    assert found == (level if level > Level.MODEL else None)
+
+
+@pytest.mark.parametrize("state", ["", "other=1", "trims=", "trims=deep", "trims=2", "xtrims=1"])
+def test_a_state_that_names_no_level_asks_for_nothing(state: str) -> None:
+    assert spans.asked_by(state) == (False, None)

@@ -6,7 +6,9 @@ import time
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.evaluation.report import explain
+from trims_predictors.evaluation.leveled import Leveled
+from trims_predictors.evaluation.records import LAYERS
+from trims_predictors.evaluation.report import explain, leveled
 from trims_predictors.evaluation.report.plots import picture
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
 from trims_predictors.evaluation.report.text import time_text, times
@@ -90,6 +92,9 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
                 for each in sizes
             ),
         )  # fmt: skip
+    for document in evaluated.documents.get(LAYERS, ()):
+        found_levels = "\n".join(leveled.lines(Leveled.from_json(document)))
+        yield f'<h3>Layers</h3><div class="scroll"><pre>{escape(found_levels)}</pre></div>'
     yield from _notes(evaluated)
     yield "<h3>Stack</h3><dl>" + "".join(_facts(order.stack)) + "</dl>"
 

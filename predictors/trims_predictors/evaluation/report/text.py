@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trims_predictors.evaluation.leveled import Leveled
+from trims_predictors.evaluation.records import LAYERS
+from trims_predictors.evaluation.report import leveled
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
 from trims_predictors.evaluation.stages import rank
 
@@ -18,6 +21,8 @@ def lines(evaluated: Evaluated) -> list[str]:
     """Return the report of an evaluation."""
     samples = evaluated.samples
     text = [*_starts(samples), *_batch_lines(samples)]
+    for found_layers in evaluated.documents.get(LAYERS, ()):
+        text += ["", *leveled.lines(Leveled.from_json(found_layers))]
     if answers_differ(samples):
         text += [
             "",

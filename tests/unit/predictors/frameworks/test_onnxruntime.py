@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import onnx_models
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from trims_predictors.api import Context
@@ -19,6 +18,8 @@ from trims.core.errors import CallerError, NotSupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import onnxruntime
 
 
 def predictor(
@@ -36,7 +37,7 @@ def over(monkeypatch: pytest.MonkeyPatch, data: bytes) -> builtin.OnnxPredictor:
 
     def session(weights: Any, session_options: Any, packed_options: Any) -> onnxruntime.InferenceSession:
         assert session_options.intra_op_num_threads == packed_options.intra_op_num_threads == 1
-        return onnxruntime.InferenceSession(data, session_options, providers=["CPUExecutionProvider"])
+        return builtin.over_weights.SharedSession(data, session_options, providers=["CPUExecutionProvider"])
 
     monkeypatch.setattr(builtin.over_weights, "session", session)
     made = builtin.OnnxPredictor()

@@ -1,0 +1,1 @@
+"""Profiles of single runs by the frameworks' own profilers, as events with ids; no framework is imported."""
