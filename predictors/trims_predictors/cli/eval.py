@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.cli.endpoint import add_environments
+from trims_predictors.cli.eval_scenario import add_options, check_absent, evaluate_scenario
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +25,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "measure where the time of a model's start goes: from each tier, in each way"
     evaluate = commands.add_parser("eval", help=text, description=text)
     evaluate.add_argument("model", nargs="?", help="a registered model")
-    text = "of its requests, as for trims run (default: made from the model's inputs, from a stated seed)"
+    text = (
+        "of its requests, as for trims run (default: made from the model's inputs, from a stated seed); with "
+        "--scenario further models"
+    )
     evaluate.add_argument("input", nargs="*", help=text)
     evaluate.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help="see trims run")
     text = "tiers to start from, with commas between: file, disk, cpu, gpu (default: file,disk,cpu)"
@@ -35,6 +39,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     evaluate.add_argument("--resume", metavar="ID", help="go on with an evaluation that was interrupted")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     add_environments(evaluate)
+    add_options(evaluate)
     evaluate.set_defaults(run=_evaluate)
     text = "show evaluations that were made"
     report = commands.add_parser("report", help=text, description=text)
@@ -47,7 +52,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     report.set_defaults(run=_report)
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> int:
+    if options.scenario is not None:
+        return evaluate_scenario(options)[1]
+    check_absent(options)
+    _evaluate_starts(options)
+    return 0
+
+
+def _evaluate_starts(options: argparse.Namespace) -> None:
     import asyncio
 
     from trims.cli.output import note, say, say_json
