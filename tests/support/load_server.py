@@ -60,6 +60,7 @@ class Answers(asyncio.Protocol):
         if options.stall_s and time.monotonic() - Answers.began >= options.stall_at_s:
             time.sleep(options.stall_s)  # the whole process: nothing is read, accepted or answered
             options.stall_s = 0.0
+        time.sleep(options.service_s)
         if options.cut:
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
             self._transport.close()
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--stall-s", type=float, default=0.0)
     parser.add_argument("--cut", action="store_true", help="close each connection in the middle of the answer")
     parser.add_argument("--status", type=int, default=0, help="of all answers")
+    parser.add_argument("--service-s", type=float, default=0.0, help="of each request, one after the other")
     parser.add_argument("--delay-s", type=float, default=0.0, help="of all answers")
     parser.add_argument("--cold", type=int, default=0, help="requests that are answered cold, the first ones")
     parser.add_argument("--refuse-after", type=int, default=0, help="requests after which the process ends")

@@ -151,7 +151,7 @@ def _check_daemon(runtime_dir: str) -> None:
 
 
 def _target(options: argparse.Namespace, scenario: Scenario, url: str, models: Sequence[str]) -> Target:
-    """Return whom to ask, with a request for each model; the endpoint is asked for their inputs."""
+    """Return the server to ask, with a request for each model; the endpoint is asked for their inputs."""
     import urllib.parse
 
     from trims.core.errors import DaemonAwayError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def poisson_times(
-    rate: float, random: np.random.Generator, *, seconds: float = math.inf, requests: int = MOST_REQUESTS
+    rate: float, random: np.random.Generator, *, seconds: float = math.inf, requests: int | None = None
 ) -> NDArray[np.int64]:
     """Return times of a Poisson process: gaps are exponential, and no arrival depends on another one.
 
@@ -22,15 +22,16 @@ def poisson_times(
         rate: Requests per second on average.
         random: Of the seed.
         seconds: Where it ends.
-        requests: After how many it ends, if that comes first.
+        requests: After how many it ends, if that comes first; None if only the time counts.
 
     Raises CallerError if that are more requests than one load has.
     """
     import numpy as np
 
     parts, last, count = [], 0.0, 0
-    while last < seconds and count < requests:
-        missing = min(requests - count, max(16, int(1.05 * rate * min(seconds - last, MOST_REQUESTS))))
+    most = math.inf if requests is None else requests
+    while last < seconds and count < most:
+        missing = int(min(most - count, 16 + 1.05 * rate * (seconds - last)))
         check_count(count + missing)
         part = last + np.cumsum(random.exponential(1.0 / rate, missing))
         parts.append(part)
@@ -39,14 +40,12 @@ def poisson_times(
     return _nanoseconds(times[times < seconds][:requests])
 
 
-def burst_times(
-    rate: float, size: int, *, seconds: float = math.inf, requests: int = MOST_REQUESTS
-) -> NDArray[np.int64]:
+def burst_times(rate: float, size: int, *, seconds: float = math.inf, requests: int | None = None) -> NDArray[np.int64]:
     """Return times of bursts: `size` requests at the same moment, at a constant distance that makes up the rate."""
     import numpy as np
 
     gap_s = size / rate
-    bursts = math.ceil(min(seconds / gap_s, requests / size))
+    bursts = math.ceil(min(seconds / gap_s, math.inf if requests is None else requests / size))
     check_count(bursts * size)
     return _nanoseconds(np.repeat(np.arange(bursts) * gap_s, size)[:requests])
 

@@ -62,7 +62,7 @@ class Connection:
     """One connection. Raises OSError if it cannot be made at once; later failures come as outcomes.
 
     Args:
-        server: To whom.
+        server: Where it leads.
         tls: For a server over TLS.
         owner: Takes outcomes.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trims_predictors.workloads.order import Order
 
 _PACKET_BYTES = 256 << 10
-#: Seconds between two looks at whether somebody wants the end.
+#: Seconds between two looks at whether the load is to end.
 _LOOK_S = 0.1
 #: Seconds beyond all deadlines of requests in which the generator has to report, and after it was asked to end.
 _GRACE_S = 15.0
@@ -108,7 +108,10 @@ class _Run:
                 self._found.ended = "the generator did not report in time, and was ended"
                 return True
             return False
-        packet = self._child.socket.recv(_PACKET_BYTES)
+        try:
+            packet = self._child.socket.recv(_PACKET_BYTES)
+        except ConnectionResetError:
+            return False  # it ended before it read the order to end; what it had sent follows
         if not packet:
             self._lost()
             return True

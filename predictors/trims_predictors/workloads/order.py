@@ -1,4 +1,4 @@
-"""Order of a load: what the generator's process is to send, to whom, and when."""
+"""Order of a load: what the generator's process is to send, where to, and when."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to send.
+    """Load that is to be made.
 
     Attributes:
         server: Who is asked.

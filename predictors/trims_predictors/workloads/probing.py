@@ -8,12 +8,12 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import LostPeerError
+from trims.core.errors import PredictorError
 from trims_predictors.workloads.load import DONE, INTERRUPTED, drive
 from trims_predictors.workloads.load import STOPPED as STOPPED_EARLY
 from trims_predictors.workloads.max_rate import MOST_PROBE_S, Probe, least_requests, search
 from trims_predictors.workloads.order import Order
-from trims_predictors.workloads.records import RECORD, STOPPED, is_answered, unpacked
+from trims_predictors.workloads.records import RECORD, STOPPED, is_answered, kind_of, unpacked
 from trims_predictors.workloads.result import with_probes
 from trims_predictors.workloads.scenarios import POISSON, lay_down, run_order
 
@@ -97,14 +97,19 @@ class _Probing:
             most_requests=models, deadline_ns=round(self._scenario.deadline_s * 1e9),
         )  # fmt: skip
         driven = drive(order)
-        if driven.ended == DONE:
+        failed = [each for each in driven.records if not is_answered(each)]
+        if driven.ended == DONE and not failed:
             return
-        if self.last is not None:
-            self.ended = driven.ended
-            raise _EndedError
-        if driven.ended == INTERRUPTED:
+        if driven.ended == INTERRUPTED and self.last is None:
             raise KeyboardInterrupt
-        raise LostPeerError(f"{driven.ended}; no rate was tried")
+        if driven.ended != DONE:
+            self.ended = driven.ended
+        else:
+            model, kind = self._target.models[failed[0]["model"]], kind_of(int(failed[0]["status"]))
+            self.ended = f"{model} does not answer a request that comes alone: {kind}"
+        if self.last is None:
+            raise PredictorError(f"no rate was tried: {self.ended}")
+        raise _EndedError
 
 
 class Judge:

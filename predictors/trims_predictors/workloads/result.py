@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.workloads.load import Driven
 
-#: Of the form of `Workload.as_json`.
+#: Version of the form of `Workload.as_json`.
 VERSION = 1
 
 

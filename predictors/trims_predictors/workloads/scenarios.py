@@ -208,7 +208,7 @@ def lay_down(scenario: Scenario, target: Target) -> tuple[Order, float | None]:
         found = read_arrivals(
             Path(scenario.arrivals), _random(scenario, "times"), scenario.time_scale, scenario.seconds
         )
-        times = found.times_ns[: scenario.most_requests]
+        times = found.times_ns[: scenario.requests]
         which = (found.functions[: len(times)] % models).astype("uint16")
     else:
         times = _times(scenario)
@@ -230,11 +230,9 @@ def _times(scenario: Scenario) -> NDArray[np.int64]:
     assert scenario.rate is not None, "checked"
     if scenario.name == BURST:
         assert scenario.burst_size is not None, "checked"
-        return burst_times(
-            scenario.rate, scenario.burst_size, seconds=scenario.seconds, requests=scenario.most_requests
-        )
+        return burst_times(scenario.rate, scenario.burst_size, seconds=scenario.seconds, requests=scenario.requests)
     random = _random(scenario, "times")
-    return poisson_times(scenario.rate, random, seconds=scenario.seconds, requests=scenario.most_requests)
+    return poisson_times(scenario.rate, random, seconds=scenario.seconds, requests=scenario.requests)
 
 
 def _closed(scenario: Scenario, target: Target) -> Order:
