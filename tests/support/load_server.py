@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -93,12 +94,17 @@ def main() -> None:
     parser.add_argument("--delay-s", type=float, default=0.0, help="of all answers")
     parser.add_argument("--cold", type=int, default=0, help="requests that are answered cold, the first ones")
     parser.add_argument("--refuse-after", type=int, default=0, help="requests after which the process ends")
+    parser.add_argument("--pem", help="file with certificate and private key, for TLS")
     asyncio.run(_serve(parser.parse_args()))
 
 
 async def _serve(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Answers(options), "127.0.0.1", 0, backlog=4096)
+    tls = None
+    if options.pem:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(options.pem)
+    server = await loop.create_server(lambda: Answers(options), "127.0.0.1", 0, backlog=4096, ssl=tls)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     ended = asyncio.Event()

@@ -137,9 +137,10 @@ class Generator:
     Args:
         order: Which.
         door: To the command: it takes records, and may ask for the end.
+        scheduling: The kernel's policy for this process, for the report.
     """
 
-    def __init__(self, order: Order, door: socket.socket) -> None:
+    def __init__(self, order: Order, door: socket.socket, scheduling: str = "other") -> None:
         self._order = order
         self._door = door
         self._tls = _tls(order)
@@ -158,7 +159,7 @@ class Generator:
         self._told = self.begin = 0
         self._stopped = False
         self.most_used = 0
-        self.scheduling = _take_precedence()
+        self.scheduling = scheduling
         self._arrivals: Arrivals = OpenArrivals(order, 0)
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class Generator:
         self._door.send(json.dumps(summary).encode())
 
 
-def _take_precedence() -> str:
+def take_precedence() -> str:
     """Be woken before other processes, if this user may: those that compute would delay requests. Return the policy."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -379,7 +380,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     depend_on(int(sys.argv[4]))
     with socket.socket(fileno=int(sys.argv[2])) as door:
-        generator = Generator(receive_order(door), door)
+        generator = Generator(receive_order(door), door, take_precedence())
         gc.collect()
         gc.disable()
         with contextlib.suppress(BrokenPipeError, ConnectionError):  # the command has gone

@@ -18,8 +18,8 @@ def lines(result: Workload) -> list[str]:
     if result.ended != DONE:
         why = "interrupted" if result.ended == INTERRUPTED else result.ended
         text.append(f"not the whole load: {why}; {result.requests:,} of {result.scheduled:,} requests are reported")
-    asked = "" if result.rate_asked is None else f"asked {result.rate_asked:.1f}/s, "
-    text.append(f"rate: {asked}sent {result.rate_sent:.1f}/s, answered {result.rate_answered:.1f}/s")
+    laid_down = "" if result.rate_asked is None else f"laid down {result.rate_asked:.1f}/s, "
+    text.append(f"rate: {laid_down}sent {result.rate_sent:.1f}/s, answered {result.rate_answered:.1f}/s")
     text.append(
         f"requests: {result.requests:,}, sent late (> 1 ms): {result.late:,} ({result.late_share:.2%}), "
         f"answered: {result.answered:,}, connections: {result.connections:,} at most"

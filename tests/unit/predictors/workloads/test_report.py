@@ -20,7 +20,7 @@ def test_the_report_has_rates_lateness_percentiles_errors_and_cold_shares() -> N
     text = lines(RESULT)
     whole = "\n".join(text)
     for part in (
-        "seed 1", "asked 100.0/s, sent 99.0/s, answered 98.0/s", "sent late (> 1 ms): 15 (1.50%)", "41 at most",
+        "seed 1", "laid down 100.0/s, sent 99.0/s, answered 98.0/s", "sent late (> 1 ms): 15 (1.50%)", "41 at most",
         "errors: 20 (12 503, 8 refused)",
     ):  # fmt: skip
         assert part in whole
