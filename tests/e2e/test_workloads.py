@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from endpoints import Endpoint
 from fleets import register
 from repository import ROOT
+from trims_predictors.evaluation.journal import Journal
 from trims_predictors.workloads.result import Workload
 
 from trims.cli.main import main
@@ -65,3 +67,13 @@ def test_a_load_on_a_running_endpoint_brings_its_token(
         assert "no-such" in capsys.readouterr().err
     finally:
         assert endpoint.end() == 0
+
+
+def test_a_load_is_refused_while_another_evaluation_runs(
+    daemon: Daemon, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--runtime-dir", str(daemon.config.runtime_dir), "eval", model, "--scenario", "closed", "--requests", "5"]
+    with closing(Journal(daemon.config.state_dir / "evaluations")):
+        assert main(load) == 1
+    assert "another evaluation is running" in capsys.readouterr().err
+    assert main(load) == 0

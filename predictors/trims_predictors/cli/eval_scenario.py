@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from trims.manifests.serving import TensorType
     from trims_predictors.cli.run_request import HttpEndpoint
@@ -134,7 +134,7 @@ def _made(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]
         url = options.endpoint
         if url is None:
             runtime_dir = options.runtime_dir or default_runtime_dir()
-            _check_daemon(runtime_dir)
+            stack.enter_context(_alone(runtime_dir))
             url = stack.enter_context(own_endpoint(runtime_dir, options))
         target = _target(options, scenario, url, models)
         if scenario.name == MAX_RATE:
@@ -142,12 +142,16 @@ def _made(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]
         return run_scenario(scenario, target, _progress)
 
 
-def _check_daemon(runtime_dir: str) -> None:
-    """Raise DaemonAwayError if no daemon answers: its error names the remedy."""
+@contextmanager
+def _alone(runtime_dir: str) -> Iterator[None]:
+    """Keep other evaluations of this daemon away for the length of a block. Raises BusyError, DaemonAwayError."""
     from trims.control import admin
+    from trims_predictors.evaluation.journal import Journal
 
     with admin(runtime_dir) as daemon:
-        daemon.status()
+        state_dir = Path(daemon.status().health.state_dir)
+    with closing(Journal(state_dir / "evaluations")):
+        yield
 
 
 def _target(options: argparse.Namespace, scenario: Scenario, url: str, models: Sequence[str]) -> Target:
