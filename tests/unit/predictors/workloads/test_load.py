@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from load_server import __file__ as load_server_file
 from load_server import load_server
 from loads import closed_order, open_order
 from trims_predictors.workloads import load
@@ -15,6 +17,8 @@ from trims_predictors.workloads.load import DONE, INTERRUPTED, STOPPED, Driven, 
 from trims_predictors.workloads.records import RECORD, kind_of
 
 from trims.core.errors import InternalError
+from trims.process.ends import ProcessEnd
+from trims.process.python import run_code
 
 if TYPE_CHECKING:
     from trims.process.child import Child
@@ -106,3 +110,23 @@ def test_a_generator_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(load, "run_module", lambda *_: ["/nonexistent/python"])
     with pytest.raises(InternalError):
         drive(open_order(1, [0.0]))
+
+
+def test_a_generator_ends_with_a_command_that_is_killed() -> None:
+    code = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from loads import closed_order\n"
+        "from trims_predictors.workloads.load import drive\n"
+        "drive(closed_order(int(sys.argv[2]), 2), lambda _: print('runs', flush=True))\n"
+    )
+    with load_server() as port:
+        command = run_code(code, os.path.dirname(load_server_file), str(port))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "runs\n"
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                (generator,) = map(int, file.read().split())
+            with ProcessEnd(generator) as end:
+                process.send_signal(signal.SIGKILL)
+                assert end.wait(30)
