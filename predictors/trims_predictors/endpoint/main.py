@@ -328,7 +328,8 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, endin
     """Say where it answers, in the log and in the daemon's folder, until it ends: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
-    url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.pool.runtime_dir
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    folder = settings.address_dir or settings.pool.runtime_dir
     try:
         leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
     except OSError as error:
