@@ -319,7 +319,8 @@ def test_stages_of_an_answer_are_spans_whatever_else_the_child_sends(
     recorder, parent = start(), SpanContext("1" * 32, "2" * 16)
     recorder.adopt_stages(parent, {"input_s": 0.5, 'a"b_s': 1e-9, "run_s": 2.0}, [1_000, 2_000, 3_000], 7, "predictor")
     for lengths, begins in (
-        ({"x_s": -1.0}, [1]), ({"x_s": 1.0}, [-1]), ({"x_s": 1.0}, ["1"]), ({"x_s": "1"}, [1]), ({"x_s": 1.0}, [1 << 70]),
+        ({"x_s": -1.0}, [1]), ({"x_s": 1.0}, [-1]), ({"x_s": 1.0}, ["1"]), ({"x_s": "1"}, [1]),
+        ({"x_s": 1.0}, [1 << 70]),
         ({"x_s": float("nan")}, [1]), ({"x_s": float("inf")}, [1]), (["x"], [1]), ({"x_s": 1.0}, {"a": 1}),
         ({"x_s": 1.0}, []), (None, None), ({"x_s": True}, [1]),
     ):  # fmt: skip
