@@ -176,8 +176,9 @@ def test_perfetto_has_a_cold_request_of_five_processes_joined(
     pytest.importorskip("perfetto", reason="no perfetto")
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
+    path = checkpoint("m", {"factor": np.array([2.0])})
     (served / "m.yaml").write_text(
-        f"name: m\nartifact: {{path: {checkpoint('m', {'factor': np.array([2.0])})}}}\npredictor: {{function: 'own_functions:scale'}}\n"
+        f"name: m\nartifact: {{path: {path}}}\npredictor: {{function: 'own_functions:scale'}}\n"
         "inputs: [{name: x, dtype: FP64, shape: [-1]}]\n"
     )
     assert main(["add", str(served / "m.yaml"), "--lazy"]) == 0

@@ -11,9 +11,8 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +29,9 @@ class Answers(asyncio.Protocol):
     """
 
     asked = 0
-    connections = 0
-    began = 0.0
+    #: Answers that are held back, and whether those that follow are.
+    held: ClassVar[list[tuple[Answers, object]]] = []
+    holds = False
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -56,12 +56,11 @@ class Answers(asyncio.Protocol):
     def _infer(self, model: str) -> None:
         options, number = self._options, Answers.asked
         Answers.asked += 1
-        if not number:
-            Answers.began = time.monotonic()
-        if options.stall_s and time.monotonic() - Answers.began >= options.stall_at_s:
-            time.sleep(options.stall_s)  # the whole process: nothing is read, accepted or answered
-            options.stall_s = 0.0
-        time.sleep(options.service_s)
+        if options.hold_until and number == options.hold_from:
+            Answers.holds = True
+            asyncio.get_running_loop().call_later(options.hold_s, Answers.let_go)
+        if options.hold_until and number == options.hold_until:
+            Answers.let_go()
         if options.cut:
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
             self._transport.close()
@@ -71,10 +70,20 @@ class Answers(asyncio.Protocol):
             os._exit(0)
         else:
             message = {"model_name": model, "parameters": {"cold": number < options.cold}, "outputs": []}
-            if options.delay_s:
+            if Answers.holds:
+                Answers.held.append((self, message))
+            elif options.delay_s:
                 asyncio.get_running_loop().call_later(options.delay_s, self._answer, message)
             else:
                 self._answer(message)
+
+    @staticmethod
+    def let_go() -> None:
+        """Send the answers that were held back."""
+        Answers.holds = False
+        held, Answers.held = Answers.held, []
+        for connection, message in held:
+            connection._answer(message)
 
     def _answer(self, message: object, status: str = "200 OK", headers: str = "") -> None:
         body = json.dumps(message).encode()
@@ -86,11 +95,11 @@ class Answers(asyncio.Protocol):
 def main() -> None:
     """Serve until SIGTERM, and print the port first."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stall-at-s", type=float, default=0.0, help="seconds after the first request")
-    parser.add_argument("--stall-s", type=float, default=0.0)
+    parser.add_argument("--hold-from", type=int, default=0, help="number of the request from which on none is answered")
+    parser.add_argument("--hold-until", type=int, default=0, help="number of the request with which all are")
+    parser.add_argument("--hold-s", type=float, default=60.0, help="seconds after which they are in any case")
     parser.add_argument("--cut", action="store_true", help="close each connection in the middle of the answer")
     parser.add_argument("--status", type=int, default=0, help="of all answers")
-    parser.add_argument("--service-s", type=float, default=0.0, help="of each request, one after the other")
     parser.add_argument("--delay-s", type=float, default=0.0, help="of all answers")
     parser.add_argument("--cold", type=int, default=0, help="requests that are answered cold, the first ones")
     parser.add_argument("--refuse-after", type=int, default=0, help="requests after which the process ends")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from load_server import load_server
 from loads import target
-from trims_predictors.workloads import probing
+from trims_predictors.workloads import probing, scenarios
 from trims_predictors.workloads.load import INTERRUPTED, Driven
+from trims_predictors.workloads.load import STOPPED as STOPPED_EARLY
 from trims_predictors.workloads.probing import Judge, find_max_rate
 from trims_predictors.workloads.records import RECORD, STOPPED, UNKNOWN
 from trims_predictors.workloads.scenarios import choose
@@ -16,7 +17,10 @@ from trims_predictors.workloads.scenarios import choose
 from trims.core.errors import PredictorError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trims_predictors.workloads.max_rate import Probe
+    from trims_predictors.workloads.order import Order
 
 MS = 1_000_000
 
@@ -57,17 +61,30 @@ def test_a_judge_looks_at_each_record_once() -> None:
     assert judge.is_lost(found)
 
 
-def test_a_search_finds_a_rate_that_a_real_server_holds() -> None:
+def queue(order: Order, watch: Callable[[Driven], bool] = lambda _: False) -> Driven:
+    """Answer an order as a server that takes 5 ms for each request, one after the other."""
+    found, free = Driven(), 0
+    for number, intended in enumerate(order.times_ns or [0]):
+        free = max(free, intended) + 5 * MS
+        found.packed += RECORD.pack(number, 0, 200, UNKNOWN, intended, intended, free, free)
+        if watch(found):
+            found.ended = STOPPED_EARLY
+            break
+    return found
+
+
+def test_a_search_finds_the_rate_that_a_server_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (probing, scenarios):
+        monkeypatch.setattr(module, "drive", queue)
     tried: list[Probe] = []
-    with load_server("--service-s", "0.005") as port:  # 200 a second at most
-        given = {"bound_ms": 100.0, "percentile": 50.0, "rate": 80.0, "duration": 0.01, "requests": 100}
-        result = find_max_rate(choose("max-rate", given), target(port), tried.append)
+    given = {"bound_ms": 100.0, "percentile": 50.0, "rate": 80.0, "duration": 5.0, "requests": 100}
+    result = find_max_rate(choose("max-rate", given), target(1), tried.append)
     assert result.max_rate is not None
-    assert 80 <= result.max_rate <= 640, "twice the capacity overflows within the probe"
+    assert 160 <= result.max_rate <= 240, "it serves 200 a second"
     assert list(result.probes) == tried
     assert {probe.held for probe in tried} == {True, False}
-    assert (result.scenario, result.options["bound_ms"], result.answered) == ("max-rate", 100.0, 100)
-    assert result.rate_asked == pytest.approx(result.max_rate, rel=0.3)
+    assert (result.scenario, result.options["bound_ms"], result.errors) == ("max-rate", 100.0, {})
+    assert result.rate_asked == pytest.approx(result.max_rate, rel=0.1)
 
 
 def test_a_server_that_answers_no_request_alone_is_not_searched() -> None:
