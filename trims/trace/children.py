@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trims.trace.context import SpanContext, current
-from trims.trace.spans import Within, collect, deepest, is_recording, recorder
+from trims.trace.spans import Within, collect, deepest, is_on, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +29,9 @@ _MOST_IN_ANSWER = 32 << 10
 
 def ask_for_spans(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request with what has the child record it as a part of this code's span, if that is recorded."""
-    if not is_recording():
+    context = current.get() if is_on() else None
+    if context is None:  # also where everything is recorded: there is no span here that it could be a part of
         return dict(message)
-    context = current.get()
-    assert context is not None, "a part of a span"
     return {**message, "trace": (context.trace_id, context.span_id, int(deepest()))}
 
 
