@@ -83,10 +83,11 @@ def test_progress_is_printed_as_lines_for_programs(capsys: pytest.CaptureFixture
         assert run(port, "m", "--scenario", "poisson", "--rate", "500", "--requests", "30", "--json-lines") == 0
         last = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert last == {"done": 30, "total": 30}
-        search = "--scenario", "max-rate", "--bound-ms", "0.001", "--percentile", "50", "--rate", "20"
-        assert run(port, "m", *search, "--duration", "0.01", "--json-lines") == 0
+    with load_server("--refuse-after", "100") as port:
+        search = "--scenario", "max-rate", "--bound-ms", "60000", "--percentile", "50", "--rate", "200"
+        assert run(port, "m", *search, "--duration", "0.01", "--json-lines") == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {each["probe"]["held"] for each in told} == {False}
+    assert [each["probe"] for each in told[:1]] == [{"rate": 200.0, "held": True}]
 
 
 def test_inputs_of_the_user_are_sent_and_batches_have_rows(capsys: pytest.CaptureFixture[str]) -> None:
