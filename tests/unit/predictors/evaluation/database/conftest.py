@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the module's tests."""
+"""A PostgreSQL server for the folder's tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from postgresql import Server
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with postgresql() as started:
-        yield started
+@pytest.fixture(scope="session", autouse=True)
+def _started() -> Iterator[Server | None]:
+    """Start it before any test counts its processes."""
+    if why_not():
+        yield None
+        return
+    with postgresql() as made:
+        yield made
+
+
+@pytest.fixture
+def server(_started: Server | None) -> Server:
+    if _started is None:
+        pytest.skip(why_not())
+    return _started
 
 
 @pytest.fixture
@@ -35,5 +43,5 @@ def own_server() -> Iterator[Server]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with postgresql() as started:
-        yield started
+    with postgresql() as made:
+        yield made
