@@ -1,12 +1,14 @@
 """Evaluations that the endpoint's clients order and read: one at a time, each in a process of its own.
 
-What runs is `trims eval`, what is read comes from `trims report`: command, page and library do the same.
+What runs is `trims eval`, what is read comes from `trims report` and `trims trace`: command, page and library do the
+same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,9 @@ RUNNING, ENDED, FAILED, CANCELLED = "running", "ended", "failed", "cancelled"
 _GRACE_S = 5.0
 #: Evaluations of this endpoint whose progress and errors are kept.
 _MOST_KEPT = 64
+#: Traces that are listed if a client does not say how many, and at most.
+LISTED_TRACES, MOST_LISTED_TRACES = 50, 500
+_TRACE_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
@@ -156,9 +161,24 @@ class Evaluations:
         return explained
 
     async def trace(self, trace_id: str) -> dict[str, Any]:
-        """Return the trace of a sample, with a line for each span."""
-        found: dict[str, Any] = json.loads(await self._errands.ask("report", "--json", f"--trace={trace_id}"))
+        """Return a trace, with a line for each span: that of a sample, else one that was recorded in a file."""
+        if not _TRACE_ID.match(trace_id):
+            raise CallerError(f"{trace_id!r:.80} is no id of a trace: 32 digits of 0-9 and a-f")
+        try:
+            told = await self._errands.ask("report", "--json", f"--trace={trace_id}")
+        except CallerError:  # no sample has it
+            told = await self._errands.ask("trace", "--json", f"--id={trace_id}")
+        found: dict[str, Any] = json.loads(told)
         return found
+
+    async def traces(self, limit: int = LISTED_TRACES) -> dict[str, Any]:
+        """Return the traces that were recorded last in the daemon's folder, the last one first.
+
+        Raises CallerError if `limit` is not from 1 to `MOST_LISTED_TRACES`.
+        """
+        if not 1 <= limit <= MOST_LISTED_TRACES:
+            raise CallerError(f"the limit of traces is {limit}; it must be from 1 to {MOST_LISTED_TRACES}")
+        return {"traces": json.loads(await self._errands.ask("trace", "--list", "--json", f"--limit={limit}"))}
 
     async def remove(self, evaluation_id: str) -> dict[str, Any]:
         """Cancel an evaluation that is running, which keeps its samples; remove one that is not."""

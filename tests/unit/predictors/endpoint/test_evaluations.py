@@ -14,6 +14,8 @@ from trims.core.errors import BusyError, CallerError, PredictorError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
 
 class Errand:
     """A command that prints lines and ends when it may."""
@@ -90,6 +92,38 @@ def test_progress_is_kept_and_a_second_one_is_refused() -> None:
     running, found = asyncio.run(work())
     assert (running["state"], running["done"], running["total"]) == ("running", 1, 2)
     assert found["state"] == "ended"
+
+
+def test_a_trace_that_no_sample_has_is_looked_for_among_recorded_files() -> None:
+    class Recorded(Errands):
+        async def ask(self, *words: str) -> str:
+            self.begun.append(words)
+            if words[0] == "report":
+                raise CallerError("no evaluation has it")
+            return json.dumps({"trace_id": TRACE})
+
+    errands = Recorded()
+    given = Evaluations(errands)  # type: ignore[arg-type]
+    assert asyncio.run(given.trace(TRACE)) == {"trace_id": TRACE}
+    assert errands.begun == [("report", "--json", f"--trace={TRACE}"), ("trace", "--json", f"--id={TRACE}")]
+
+
+@pytest.mark.parametrize("wrong", ["", TRACE[1:], TRACE.upper(), f"{TRACE}\n", "--help"])
+def test_what_is_no_id_of_a_trace_is_refused_before_a_command_runs(wrong: str) -> None:
+    errands = Errands()
+    with pytest.raises(CallerError, match="no id of a trace"):
+        asyncio.run(Evaluations(errands).trace(wrong))  # type: ignore[arg-type]
+    assert errands.begun == []
+
+
+def test_traces_are_listed_up_to_a_limit() -> None:
+    errands = Errands()
+    given = Evaluations(errands)  # type: ignore[arg-type]
+    assert list(asyncio.run(given.traces(3))) == ["traces"]
+    assert errands.begun == [("trace", "--list", "--json", "--limit=3")]
+    for wrong in (0, 501):
+        with pytest.raises(CallerError, match="from 1 to 500"):
+            asyncio.run(given.traces(wrong))
 
 
 def test_an_error_and_a_cancellation_are_told() -> None:
