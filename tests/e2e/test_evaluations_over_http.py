@@ -82,6 +82,7 @@ def test_an_evaluation_is_ordered_watched_read_compared_and_removed(endpoint: En
 
 def test_a_request_that_asks_for_its_trace_is_listed_and_opened(endpoint: Endpoint) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
+    assert endpoint.ask("GET", "/v2/health/ready")[0] == 200
     headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tracestate": "trims=1"}
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}).encode()
     url = f"http://127.0.0.1:{endpoint.port}/v2/models/m/infer"
