@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.errands import Errand, Errands
 
 RUNNING, ENDED, FAILED, CANCELLED = "running", "ended", "failed", "cancelled"
+#: State that is answered of a cancelled one whose process still writes what it has.
+ENDING = "ending"
 #: Seconds that an evaluation has to end.
 _GRACE_S = 5.0
 #: Evaluations of this endpoint whose progress and errors are kept.
@@ -137,15 +139,26 @@ class Evaluations:
     async def listed(self, model: str = "") -> dict[str, Any]:
         """Return summaries of all evaluations in the database, or of one model's, and what is running."""
         found = json.loads(await self._errands.ask("report", "--json", *([f"--model={model}"] if model else [])))
-        running = None if self._running is None else self._running.as_json()
+        running = None if self._running is None else self._running_json(self._running)
         return {"evaluations": found, "running": running}
+
+    @staticmethod
+    def _running_json(running: Progress) -> dict[str, Any]:
+        return {**running.as_json(), "state": ENDING if running.state == CANCELLED else running.state}
 
     async def read(self, evaluation_id: str) -> dict[str, Any]:
         """Return an evaluation with its report; of one that is running, or never began, only the progress."""
         progress = self._known.get(evaluation_id)
-        if progress is not None and (progress.state == RUNNING or (progress.state == FAILED and not progress.done)):
+        if progress is not None and progress is self._running:
+            return self._running_json(progress)
+        if progress is not None and progress.state == FAILED and not progress.done:
             return progress.as_json()
-        (found,) = json.loads(await self._errands.ask("report", "--json", "--", evaluation_id))
+        try:
+            (found,) = json.loads(await self._errands.ask("report", "--json", "--", evaluation_id))
+        except CallerError:
+            if progress is None:
+                raise
+            return progress.as_json()  # it was cancelled before there was anything to keep
         state = progress.state if progress is not None else ENDED if found["ended"] else "interrupted"
         told = {} if progress is None or not progress.error else {"code": progress.code, "error": progress.error}
         return {**found, "state": state, **told}
@@ -181,9 +194,14 @@ class Evaluations:
         return {"traces": json.loads(await self._errands.ask("trace", "--list", "--json", f"--limit={limit}"))}
 
     async def remove(self, evaluation_id: str) -> dict[str, Any]:
-        """Cancel an evaluation that is running, which keeps its samples; remove one that is not."""
+        """Cancel an evaluation that is running, which keeps its samples; remove one that is not.
+
+        Raises BusyError for one that was cancelled and has not ended yet.
+        """
         running = self._running
         if running is not None and running.id == evaluation_id:
+            if running.state == CANCELLED:
+                raise BusyError(f"evaluation {evaluation_id} was cancelled and is ending; remove it in a moment")
             running.state = CANCELLED
             if self._errand is not None:
                 self._errand.interrupt()

@@ -145,6 +145,55 @@ def test_an_error_and_a_cancellation_are_told() -> None:
     assert asyncio.run(ended(PredictorError("it was interrupted"), cancel=True))["state"] == "cancelled"
 
 
+def test_a_cancelled_one_is_ending_until_its_process_is_gone_and_is_not_removed_before() -> None:
+    class Slow(Errand):
+        def interrupt(self) -> None:
+            """Take a while."""
+
+    class SlowErrands(Errands):
+        def begin(self, *words: str) -> Errand:
+            self.begun.append(words)
+            self.errand = Slow([], None)
+            return self.errand
+
+    async def work() -> None:
+        errands = SlowErrands()
+        given = Evaluations(errands)  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        assert (await given.remove(begun["id"]))["state"] == "cancelled"
+        assert (await given.read(begun["id"]))["state"] == "ending"
+        with pytest.raises(BusyError, match="is ending"):
+            await given.remove(begun["id"])
+        errands.errand.go_on.set()
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        assert (await given.read(begun["id"]))["state"] == "cancelled"
+        assert await given.remove(begun["id"]) == {}
+        await given.close()
+
+    asyncio.run(work())
+
+
+def test_one_that_was_cancelled_before_anything_was_kept_is_read() -> None:
+    class Empty(Errands):
+        async def ask(self, *words: str) -> str:
+            if "--" in words:
+                raise CallerError("no evaluation has this id")
+            return "[]"
+
+    async def work() -> tuple[str, str]:
+        given = Evaluations(Empty())  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        await given.remove(begun["id"])
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        with pytest.raises(CallerError):
+            await given.read("another")
+        return begun["id"], str((await given.read(begun["id"]))["state"])
+
+    assert asyncio.run(work())[1] == "cancelled"
+
+
 def test_the_end_of_the_endpoint_ends_what_runs() -> None:
     async def work() -> str:
         given = Evaluations(Errands())  # type: ignore[arg-type]
