@@ -48,7 +48,7 @@ function starts(rows) {
   ]);
   const columns = [
     ["Start"], ["First answer", "figure"], ["95 % interval", "figure"], ["Ideal", "figure"], ["Share", "figure"], ["vs alone", "figure"],
-    ["vs fresh", "figure"], ["Accounted", "figure"], ["Verdict", "text"],
+    ["vs fresh", "figure"], ["Accounted", "figure"], ["Verdict", "text wide"],
   ];
   const made = table("Starts, from nothing to the first answer; each leads to a trace", columns, cells);
   made.querySelectorAll("tbody tr").forEach((line, i) => {
