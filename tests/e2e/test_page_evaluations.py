@@ -24,6 +24,7 @@ pytestmark = [
 INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
 STATE = "document.querySelector('#evaluations .badge')?.textContent"
 REPORT, WATERFALL, LIST = ".stack", ".wf-row", ".evaluation"
+BUTTON = "[...document.querySelectorAll('button')].find((each) => each.textContent === '%s').click()"
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -72,7 +73,9 @@ def begin(browser: Browser, ways: tuple[str, ...], repeat: int) -> None:
     press(browser, "#order-begin")
 
 
-def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(endpoint: Endpoint, browser: Browser) -> None:
+def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(
+    endpoint: Endpoint, browser: Browser, folder: Path
+) -> None:
     begin(browser, ("template", "hot"), 2)
     shows(browser, REPORT)
     texts = browser.evaluate("[...document.querySelectorAll('#evaluations .leads th')].map((each) => each.textContent)")
@@ -80,6 +83,7 @@ def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(endpoi
     assert "Median of each stage" in browser.text()
     assert "2 samples are too few" in browser.text()
     report = browser.evaluate("location.hash")
+    saves_the_report(browser, folder, report.rpartition("/")[2])
     press(browser, "[aria-label='Trace of cpu template']")
     shows(browser, WATERFALL)
     roles = browser.evaluate("[...document.querySelectorAll('.wf-role')].map((each) => each.textContent)")
@@ -88,11 +92,42 @@ def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(endpoi
     browser.call("Page.reload")
     shows(browser, WATERFALL)
     assert browser.evaluate("location.hash") == trace
+    compares(endpoint, browser)
+    both = browser.evaluate("location.hash")
     browser.resize(360)
-    for hash_, selector in ((trace, WATERFALL), (report, REPORT), ("#/evaluations", LIST), ("#/traces", ".data")):
+    views = {
+        trace: WATERFALL,
+        report: REPORT,
+        "#/evaluations": LIST,
+        "#/traces": "#traces .data",
+        both: "#evaluations .data",
+    }
+    for hash_, selector in views.items():
         browser.evaluate(f"location.hash = {json.dumps(hash_)}")
         shows(browser, selector)
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), hash_
+
+
+def saves_the_report(browser: Browser, folder: Path, identity: str) -> None:
+    """Press the button, and wait for the file that the browser saves."""
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    browser.evaluate(BUTTON % "Save HTML report")
+    saved = folder / f"evaluation-{identity}.html"
+    wait_until(lambda: saved.exists() and saved.read_bytes().endswith(b"</html>\n"), "the report is saved")
+
+
+def compares(endpoint: Endpoint, browser: Browser) -> None:
+    """Have another evaluation, see it in the list while it runs, and compare both."""
+    order = {"model": "m", "from": ["cpu"], "how": ["hot"], "repeat": 2}
+    assert endpoint.ask("POST", "/v1/evaluations", order)[0] == 202
+    press(browser, "#to-evaluations")
+    browser.wait("document.querySelectorAll('.evaluation').length === 2")
+    for _ in range(2):
+        browser.tab_to(".evaluation input:not(:checked)")
+        browser.press(" ")
+    browser.evaluate(BUTTON % "Compare the two")
+    browser.wait("document.body.innerText.includes('The stacks are equal.')")
+    assert "- hot" in browser.text()
 
 
 def test_an_evaluation_is_watched_cancelled_and_removed(endpoint: Endpoint, browser: Browser) -> None:
@@ -101,15 +136,15 @@ def test_an_evaluation_is_watched_cancelled_and_removed(endpoint: Endpoint, brow
     assert "of 2000 samples" in browser.text()
     assert "Last: - hot" in browser.text()
     identity = browser.evaluate("location.hash").rpartition("/")[2]
-    browser.evaluate("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Cancel').click()")
+    browser.evaluate(BUTTON % "Cancel")
     browser.wait(f"{STATE} === 'cancelled'")
     press(browser, "#to-evaluations")
     shows(browser, f"[aria-label='Resume {identity}']")
     press(browser, f"[aria-label='Resume {identity}']")
     browser.wait(f"{STATE} === 'running'")
-    browser.evaluate("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Cancel').click()")
+    browser.evaluate(BUTTON % "Cancel")
     browser.wait(f"{STATE} === 'cancelled'")
-    browser.evaluate("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Remove…').click()")
+    browser.evaluate(BUTTON % "Remove…")
     browser.wait("document.getElementById('confirm').open")
     browser.tab_to("#confirm-yes")
     browser.press("Enter")
@@ -160,7 +195,7 @@ def lines(many: int) -> list[dict[str, Any]]:
     return [{**root, "attributes": {MARKUP: [MARKUP]}}, *parts, left]
 
 
-def test_a_waterfall_of_many_spans_has_elements_for_those_in_sight_and_is_moved_with_keys(browser: Browser) -> None:
+def test_a_waterfall_of_5000_spans_has_elements_for_those_in_sight(browser: Browser) -> None:
     browser.evaluate("location.hash = '#/traces'")
     browser.wait("document.querySelector('#traces .empty')")
     browser.evaluate(

@@ -1,40 +1,28 @@
 // One evaluation: how far it is while it runs, and then its report, with what can be done with it.
 
-import { evaluationPath, get, post, remove, send } from "./api.js";
+import { evaluationPath, post, remove, send } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { make, show } from "./dom.js";
-import { progressBar } from "./progress.js";
+import { progressBar, watch } from "./progress.js";
 import { report } from "./report.js";
-import { go, pause } from "./routes.js";
-
-const EVERY_MS = 1000;
+import { go } from "./routes.js";
 
 /** Show it, and go on while it runs. `fail` shows an error; with "" none. */
 export async function showEvaluation(place, id, signal, fail) {
   place.replaceChildren(make("p", { className: "quiet", role: "status", textContent: "Reading the evaluation…" }));
   let bar = null;
   let state = "";
-  for (;;) {
-    const found = await get(evaluationPath(id), 60000);
-    if (signal.aborted) return;
-    if (!isBusy(found)) {
-      place.replaceChildren(head(place, found, signal, fail), ...(found.rows === undefined ? [] : report(found)));
-      if (found.error) fail(`It failed: ${found.error}`);
-      return;
+  const found = await watch(id, signal, (now) => {
+    if (state !== now.state) {
+      [bar, state] = [progressBar(), now.state];
+      place.replaceChildren(head(place, now, signal, fail), bar.element);
     }
-    if (bar === null || state !== found.state) {
-      state = found.state;
-      bar = progressBar();
-      place.replaceChildren(head(place, found, signal, fail), bar.element);
-    }
-    bar.update(found);
-    await pause(EVERY_MS, signal);
-    if (signal.aborted) return;
-  }
+    bar.update(now);
+  }, fail);
+  if (found === null) return;
+  place.replaceChildren(head(place, found, signal, fail), ...(found.rows === undefined ? [] : report(found)));
+  if (found.error) fail(`It failed: ${found.error}`);
 }
-
-/** Whether its process is there; one that was cancelled has to write what it has. */
-const isBusy = ({ state }) => state === "running" || state === "ending";
 
 function head(place, found, signal, fail) {
   const order = (text, className, work) => {

@@ -1,14 +1,13 @@
 // Evaluations: the list of all, what starts one, and the way to one of them or to two compared.
 
-import { evaluationPath, get, post } from "./api.js";
+import { get, post } from "./api.js";
 import { showComparison } from "./comparison.js";
 import { byId, count, keep, make, moment, setText, show } from "./dom.js";
 import { showEvaluation } from "./evaluation.js";
 import { makeForm } from "./order.js";
-import { progressBar } from "./progress.js";
-import { go, link, pause } from "./routes.js";
+import { progressBar, watch } from "./progress.js";
+import { go, link } from "./routes.js";
 
-const EVERY_MS = 1000;
 let models = [];
 let form = null;
 
@@ -85,13 +84,10 @@ async function list(place, signal) {
 async function follow(place, first, signal) {
   const bar = progressBar();
   const name = make("a", { href: link("evaluations", first.id), textContent: `${first.model} is being evaluated` });
+  bar.update(first);
   place.replaceChildren(make("h3", {}, name), bar.element);
   show(place, true);
-  for (let now = first; now.state === "running" || now.state === "ending"; now = await get(evaluationPath(first.id), 60000)) {
-    bar.update(now);
-    await pause(EVERY_MS, signal);
-    if (signal.aborted) return;
-  }
+  await watch(first.id, signal, bar.update, fail);
   show(place, false);
 }
 

@@ -39,6 +39,11 @@ export function begin() {
     event.preventDefault(); // the address names the view
     byId(`${current()}-title`).focus();
   };
+  for (const name of Object.keys(VIEWS)) {
+    byId(`to-${name}`).onclick = (event) => {
+      if (location.hash === event.currentTarget.hash) enter(); // once more: nothing else says so
+    };
+  }
   enter();
 }
 

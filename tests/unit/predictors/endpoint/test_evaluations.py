@@ -145,7 +145,7 @@ def test_an_error_and_a_cancellation_are_told() -> None:
     assert asyncio.run(ended(PredictorError("it was interrupted"), cancel=True))["state"] == "cancelled"
 
 
-def test_a_cancelled_one_is_ending_until_its_process_is_gone_and_is_not_removed_before() -> None:
+def test_a_cancelled_one_that_is_ending_is_not_removed() -> None:
     class Slow(Errand):
         def interrupt(self) -> None:
             """Take a while."""
