@@ -7,21 +7,25 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import mxnet_files
 import numpy as np
 import pytest
 from fleets import register
+from looking import wait_until
 from repository import ROOT
+from trims_predictors.evaluation.database.evaluations import Evaluations
 
 import trims
 from trims.cli.main import main
 from trims.control import admin
 from trims.trace import spans
-from trims.trace.reader import read_traces
+from trims.trace.reader import Trace, read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,6 +67,13 @@ def run(daemon: Daemon, capsys: pytest.CaptureFixture[str], *arguments: str, sta
     return json.loads(told.out) if told.out else told.err
 
 
+def kept_trace(daemon: Daemon, trace_id: str) -> Trace:
+    with Evaluations(f"sqlite:///{daemon.config.state_dir / 'evaluations.db'}") as kept:
+        found = kept.trace(trace_id)
+    assert found is not None
+    return found
+
+
 def test_stages_of_every_start_add_up_and_are_accounted_for(
     daemon: Daemon, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +89,8 @@ def test_stages_of_every_start_add_up_and_are_accounted_for(
     assert "import framework" not in rows["cpu", "template"]["stages"]
     assert list(rows["-", "hot"]["stages"]) == ["run", "unattributed"]
     assert found["answers_differ"] is False
+    roles = {each.process.role for each in kept_trace(daemon, rows["cpu", "template"]["trace_id"]).spans}
+    assert roles >= {"evaluation", "template", "predictor"}
     samples = {each.trace_id for each in read_traces(daemon.config.state_dir / "trace")}
     assert {row["trace_id"] for row in found["rows"]} <= samples, "each row's trace can be looked at"
 
@@ -187,3 +200,35 @@ def test_what_cannot_be_evaluated_is_refused(
     daemon: Daemon, model: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     assert run(daemon, capsys, *arguments, status=1)
+
+
+def test_an_evaluation_that_is_killed_at_any_moment_goes_on_and_leaves_nothing(
+    daemon: Daemon, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = ["--runtime-dir", str(daemon.config.runtime_dir)]
+    command = [sys.executable, "-m", "trims.cli.main", *runtime, "eval"]
+    order = [model, "--id", "killed", "--repeat", "3", "--from", "disk,cpu", "--how", "template,hot", "--json-lines"]
+    random, kills, more = Random(5), 0, order
+    while True:
+        process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if random.random() < 0.4:
+                time.sleep(random.random() * 0.02)  # anywhere in the next sample
+                process.kill()
+                break
+            assert json.loads(line)["done"] <= 9
+        process.stdout.close()
+        kills += process.wait(50) < 0
+        if process.returncode == 0:
+            break
+        assert kills < 20
+        more = ["--resume", "killed", "--json-lines"]
+    assert kills >= 1
+    found = run(daemon, capsys, "report", "killed")[0]
+    assert [((row["tier"], row["way"]), row["seconds"]["samples"]) for row in found["rows"]] == [
+        (("disk", "template"), 3), (("cpu", "template"), 3), (("-", "hot"), 3),
+    ], found["discarded"]  # fmt: skip
+    assert (found["ended"], found["discarded"]) == (True, {})
+    with admin(daemon.config.runtime_dir) as control:
+        wait_until(lambda: control.status().stats.leases == 0, "no predictor is left with a lease")

@@ -245,10 +245,16 @@ def test_what_an_evaluation_says_is_text(browser: Browser) -> None:
         "layers": {"run_s": 0.5, "layers": [layer] * 40, "accounted": 1.0, "operators": 3},
     }  # fmt: skip
     batch = {"batch": 2, "way": MARKUP, "run": median, "per_s": 4.0, "gain": 0.04, "is_optimal": True}
+    latency = {"p50": 0.001, "p90": 0.002, "p99": 0.25, "p999": 0.5, "longest": 1.0}
+    of_model = {"model": MARKUP, "requests": 9, "answered": 8, "cold": None, "latency": latency, "cold_latency": None}
+    load = {
+        "scenario": MARKUP, "options": {"rate": 123.25}, "latency": latency, "first_byte": None, "models": [of_model],
+        "probes": [{"rate": 77.5, "held": True}], "max_rate": None,
+    }  # fmt: skip
     found = {
         "id": MARKUP, "model": MARKUP, "began_unix_s": 1.0, "tiers": [MARKUP], "ways": [MARKUP], "repeats": 5,
         "batches": [1], "level": MARKUP, "idle_s": 2, "scenario": {MARKUP: MARKUP}, "rows": [row],
-        "batch_sizes": [batch], "documents": {"layers": [layers], "workload": [{"latency": {"p99_s": 0.25}}]},
+        "batch_sizes": [batch], "documents": {"layers": [layers], "workload": [load]},
         "stack": {MARKUP: {MARKUP: MARKUP}, "memory_bytes": 1 << 30}, "ended": False, "answers_differ": True,
         "discarded": {MARKUP: 3}, "unreachable": {MARKUP: MARKUP},
     }  # fmt: skip
@@ -259,5 +265,15 @@ def test_what_an_evaluation_says_is_text(browser: Browser) -> None:
     assert browser.evaluate("document.querySelectorAll('main img').length") == 0
     text = browser.text()
     assert text.count(MARKUP) > 20
-    for said in ("10 more", "latency.p99_s", "0.25", "optimal", "\u2212100.0 ms", "3 discarded", "+4 %"):
+    for said in (
+        "10 more",
+        "options.rate",
+        "123.25",
+        "250.0 ms",
+        "77.5",
+        "optimal",
+        "\u2212100.0 ms",
+        "3 discarded",
+        "+4 %",
+    ):
         assert said in text, said

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from endpoints import Endpoint
 from fleets import register
@@ -167,3 +168,41 @@ def test_a_request_is_recorded_only_if_its_caller_asks_the_endpoint_for_that(
             assert answer.status == 200
     endpoint.end()  # which writes what is left
     assert [each.trace_id for each in read_traces(folder)] == [f"{3:032x}"]
+
+
+def test_perfetto_has_a_cold_request_of_five_processes_joined(
+    served: Path, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("perfetto", reason="no perfetto")
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    path = checkpoint("m", {"factor": np.array([2.0])})
+    (served / "m.yaml").write_text(
+        f"name: m\nartifact: {{path: {path}}}\npredictor: {{function: 'own_functions:scale'}}\n"
+        "inputs: [{name: x, dtype: FP64, shape: [-1]}]\n"
+    )
+    assert main(["add", str(served / "m.yaml"), "--lazy"]) == 0
+    endpoint = Endpoint(served / "run", "--isolation", "process")
+    try:
+        assert main(["trace", "m", "[1.5]", "--export", str(served / "t.pftrace"), "--json"]) == 0
+    finally:
+        endpoint.end()
+    told = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert {line["role"] for line in told["lines"]} >= {"command", "endpoint", "template", "predictor", "daemon"}
+    packets = Trace.FromString((served / "t.pftrace").read_bytes()).packet
+    tracks = [each.track_descriptor for each in packets if each.HasField("track_descriptor")]
+    processes = {each.process.process_name: each.process.pid for each in tracks if each.HasField("process")}
+    assert processes.keys() >= {"command", "endpoint", "template", "predictor", "daemon"}
+    assert len(set(processes.values())) == len(processes)
+    begun, ended = ([each for each in packets if each.track_event.type == kind] for kind in (1, 2))
+    assert len(begun) == len(ended) == sum(line["name"] != "unattributed" for line in told["lines"])
+    by_track = {each.uuid: each for each in tracks}
+    flows: dict[int, set[int]] = {}
+    for each in begun:
+        for flow in each.track_event.flow_ids:
+            track = by_track[each.track_event.track_uuid]
+            flows.setdefault(flow, set()).add(by_track[track.parent_uuid].process.pid)
+    joined = {processes["command"]}
+    while more := {pid for pids in flows.values() if pids & joined for pid in pids} - joined:
+        joined |= more
+    assert joined == set(processes.values()), "flows lead from the command to each process"

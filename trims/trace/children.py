@@ -10,8 +10,8 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from trims.trace.levels import Level
-from trims.trace.spans import collect, continued, deepest, is_recording, recorder, traceparent
+from trims.trace.context import SpanContext, current
+from trims.trace.spans import Within, collect, deepest, is_on, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 _ROWS, IN_FILE = "spans", "spans_in_file"
+#: Field with the moments at which the stages of an answer began: nanoseconds, in their order. Their lengths are in it
+#: anyway, so that a stage costs no span of its own.
+BEGINS = "stages_begin_ns"
 #: Bytes of spans that travel in an answer; more of them, such as those of a profile, in a file in memory beside it.
 _MOST_IN_ANSWER = 32 << 10
 
 
 def ask_for_spans(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request with what has the child record it as a part of this code's span, if that is recorded."""
-    if not is_recording():
+    context = current.get() if is_on() else None
+    if context is None:  # also where everything is recorded: there is no span here that it could be a part of
         return dict(message)
-    return {**message, "trace": traceparent(), "trace_level": deepest().name}
+    return {**message, "trace": (context.trace_id, context.span_id, int(deepest()))}
 
 
 def take_spans(answer: dict[str, Any], pid: int, role: str) -> None:
@@ -39,9 +43,16 @@ def take_spans(answer: dict[str, Any], pid: int, role: str) -> None:
         pid: Its process.
         role: What it is, such as `predictor`.
     """
-    rows, ours = answer.pop(_ROWS, None), recorder()
-    if rows is not None and ours is not None:
+    ours = recorder()
+    if ours is None:
+        answer.pop(_ROWS, None), answer.pop(BEGINS, None)
+        return
+    rows, begins = answer.pop(_ROWS, None), answer.pop(BEGINS, None)
+    if rows is not None:
         ours.adopt(rows, pid, role)
+    context = current.get()
+    if begins is not None and context is not None:
+        ours.adopt_stages(context, answer.get("stages"), begins, pid, role)
 
 
 def take_spans_in_file(fd: int, nbytes: object, pid: int, role: str) -> None:
@@ -68,19 +79,19 @@ class Reporter:
 
     def recorded(self, message: Mapping[str, Any]) -> AbstractContextManager[object]:
         """Collect spans in the block, in which a request is carried out, if it asks for them."""
-        context = message.get("trace")
-        if not context:
+        trace = message.get("trace")
+        if not trace:
             return _NOTHING
-        level = Level.parse(str(message.get("trace_level", Level.MODEL.name)))
         if self._collector is None:
             self._collector = collect()
-        return continued(context, level)
+        return Within(SpanContext(*trace))
 
     def add(self, message: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request with the spans that it asks for."""
         if self._collector is None or not message.get("trace"):
             return answer
-        return {**answer, _ROWS: self._collector.take()}
+        rows = self._collector.take()
+        return {**answer, _ROWS: rows} if rows else answer
 
 
 def apart(answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:

@@ -19,16 +19,22 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims.trace.context import new_context, new_id
 from trims.trace.levels import Level
 from trims.trace.span import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from trims.trace.context import SpanContext
     from trims.trace.span import Span
+
+    #: Context, parent's id, name, level, begin, end, thread, attributes.
+    Ended = tuple[SpanContext, str, str, Level, int, int, int, dict[str, Any] | None]
 
 #: Version of the form of files.
 VERSION = 1
@@ -41,6 +47,11 @@ _MOST_WAITING = 50_000
 _MOST_FILES, _MOST_FILE_BYTES = 64, 8 << 20
 #: Spans of such a file that are read and written at a time: other threads of this process run between two times.
 _AT_ONCE = 200
+#: Seconds of a stage, at most: a year.
+_LONGEST_S = 3.2e7
+#: Moments end before that; with the longest stage they still are numbers of 64 bits.
+_MOST_NS = 1 << 62
+_MODEL = int(Level.MODEL)
 #: Seconds between two batches.
 _EVERY_S = 0.1
 #: Seconds that the end of a process waits for its last batch.
@@ -107,7 +118,9 @@ class Recorder:
     def begin_again(self) -> None:
         """Forget everything, without a word to the file: it is the parent's of this forked process."""
         self._pid = os.getpid()
-        self._waiting: deque[Span] = deque()
+        #: Plain tuples: thousands of objects that wait would make each collection of garbage dearer.
+        self._waiting: deque[Ended] = deque()
+        self._stages: deque[tuple[SpanContext, object, object, int, str]] = deque()
         self._adopted: deque[tuple[int, str, list[list[Any]]]] = deque(maxlen=_MOST_WAITING // 10)
         for fd, *_ in getattr(self, "_files", ()):
             os.close(fd)
@@ -130,14 +143,15 @@ class Recorder:
     def ended(self, span: Span) -> None:
         """Take a span that has ended. Never blocks."""
         self._open.pop(span.context.span_id, None)
-        self.add(span)
-
-    def add(self, span: Span) -> None:
-        """Take a span. Never blocks."""
         if self._failed or len(self._waiting) >= _MOST_WAITING:
             self.dropped += 1
             return
-        self._waiting.append(span)
+        self._waiting.append(
+            (
+                span.context, span.parent_id, span.name, span.level, span.start_ns, span.end_ns, span.thread,
+                span.attributes or None,
+            )
+        )  # fmt: skip
         if self._thread is None:
             self._start()
 
@@ -160,6 +174,44 @@ class Recorder:
             self._adopted.append((pid, role, found))
             if self._thread is None:
                 self._start()
+
+    def measured(
+        self, name: str, parent: SpanContext, begin_ns: int, end_ns: int, attributes: dict[str, Any] | None = None
+    ) -> None:
+        """Take a span of the level `model` whose times are known. Never blocks.
+
+        Args:
+            name: What was done.
+            parent: What it was a part of.
+            begin_ns: When it began, on the clock of `time.monotonic_ns`.
+            end_ns: When it ended.
+            attributes: JSON values.
+        """
+        if self._failed or len(self._waiting) >= _MOST_WAITING:
+            self.dropped += 1
+            return
+        self._waiting.append(
+            (new_context(parent), parent[1], name, Level.MODEL, begin_ns, end_ns, self._pid, attributes)
+        )
+        if self._thread is None:
+            self._start()
+
+    def adopt_stages(self, parent: SpanContext, lengths: object, begins: object, pid: int, role: str) -> None:
+        """Take the stages of a child's answer as spans, whatever they are: the thread checks them. Never blocks.
+
+        Args:
+            parent: What they are parts of.
+            lengths: Seconds by name, which ends in `_s`.
+            begins: When each began, in the same order, in nanoseconds of the monotonic clock.
+            pid: The child's process.
+            role: What it is.
+        """
+        if self._failed or len(self._stages) >= _MOST_WAITING // 5:
+            self.dropped += 1
+            return
+        self._stages.append((parent, lengths, begins, pid, role))
+        if self._thread is None:
+            self._start()
 
     def adopt_file(self, fd: int, nbytes: int, pid: int, role: str) -> None:
         """Take spans that a child collected into a file in memory, one a line. Never blocks: the thread reads it.
@@ -227,28 +279,34 @@ class Recorder:
 
     def _write_batch(self) -> None:
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]  # others append meanwhile
-        still_open = [each for each in list(self._open.values()) if each.context.span_id not in self._open_written]
+        open_now = list(self._open.values())
+        still_open = [each for each in open_now if each.context.span_id not in self._open_written]
         counters = [self._counters.popleft() for _ in range(len(self._counters))]
         adopted = [self._adopted.popleft() for _ in range(len(self._adopted))]
+        stages = _of_stages([self._stages.popleft() for _ in range(len(self._stages))])
         files = len(self._files)
-        if not (batch or still_open or counters or adopted or files):
+        if not (batch or still_open or counters or adopted or stages or files):
             return
         if self._descriptor < 0:
             self._descriptor = self._opened()
         for pid, role, rows in adopted:
             _write(self._descriptor, {"of": [pid, role], "spans": rows})
+        for (pid, role), texts in stages.items():
+            _write_text(self._descriptor, f'{{"of":{_text([pid, role])},"spans":[{",".join(texts)}]}}')
         for _ in range(files):
             self._copy(*self._files.popleft())
-        self._open_written.difference_update(each.context.span_id for each in batch)
-        self._open_written.update(each.context.span_id for each in still_open)
-        message: dict[str, Any] = {"spans": [row_of(each) for each in batch]}
+        self._open_written = {each.context.span_id for each in open_now}
+        more: dict[str, Any] = {}
         if still_open:
-            message["open"] = [row_of(each) for each in still_open]
+            more["open"] = [row_of(each) for each in still_open]
         if counters:
-            message["counters"] = counters
+            more["counters"] = counters
         if self.dropped:
-            message["dropped"] = self.dropped
-        _write(self._descriptor, message)
+            more["dropped"] = self.dropped
+        _write_text(
+            self._descriptor,
+            f'{{"spans":[{",".join(map(_row_text, batch))}]{"," + _text(more)[1:-1] if more else ""}}}',
+        )
         if os.fstat(self._descriptor).st_size >= FILE_BYTES:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -288,6 +346,23 @@ class Recorder:
         return descriptor
 
 
+def _of_stages(taken: Iterable[tuple[SpanContext, object, object, int, str]]) -> dict[tuple[int, str], list[str]]:
+    """Return stages as rows by their process; what is none is left out."""
+    by_process: dict[tuple[int, str], list[str]] = {}
+    for parent, lengths, begins, pid, role in taken:
+        if not isinstance(lengths, dict) or not isinstance(begins, list):
+            continue
+        for (name, seconds), begin in zip(lengths.items(), begins, strict=False):
+            if type(begin) is not int or not 0 <= begin < _MOST_NS or not isinstance(seconds, float):
+                continue
+            if 0 <= seconds < _LONGEST_S:
+                named, end = _name(str(name).removesuffix("_s")), begin + int(seconds * 1e9)
+                by_process.setdefault((pid, role), []).append(
+                    f'["{parent.trace_id}","{new_id()}","{parent.span_id}",{named},{_MODEL},{begin},{end},{pid},{{}}]'
+                )
+    return by_process
+
+
 def is_row(row: object) -> bool:
     """Return whether something is a span as it stands in a file."""
     if not isinstance(row, list) or len(row) != len(_FIELDS):
@@ -308,8 +383,30 @@ def _row_in(line: bytes) -> list[Any] | None:
     return found if is_row(found) else None
 
 
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+def _row_text(row: Ended) -> str:
+    """Return a span as it stands in a file, as JSON."""
+    (trace_id, span_id, _), parent_id, name, level, start_ns, end_ns, thread, attributes = row
+    return (
+        f'["{trace_id}","{span_id}","{parent_id}",{_name(name)},{int(level)},{start_ns},{end_ns},{thread},'
+        f"{_text(attributes) if attributes else '{}'}]"
+    )
+
+
+@lru_cache(1024)
+def _name(name: str) -> str:
+    return json.dumps(name)
+
+
 def _write(descriptor: int, message: dict[str, Any]) -> None:
-    data = memoryview(json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n")
+    _write_text(descriptor, _text(message))
+
+
+def _write_text(descriptor: int, text: str) -> None:
+    data = memoryview(text.encode() + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]
 

@@ -23,6 +23,7 @@ NAMES = (
     "predictor",
     "endpoint",
     "throughput",
+    "late",
     "together",
     "many_models",
     "attach",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import LostPeerError, PredictorError
 from trims.process import messages
 from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, weigh
+from trims.trace.children import take_spans
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.children.worker_process import PredictorProcess
 from trims_predictors.ipc.connection import Peer
@@ -144,6 +145,7 @@ class Template:
             output = self._launcher.outputs.open("predictor")
             undo.callback(output.close)
             answer, fds = await self._ask({"op": "fork"}, (*ties.fds, output.fileno()), _FORK_S)
+            take_spans(answer, self.pid, "template")
             if answer["op"] == "refused":
                 raise PredictorError(f"the template cannot be forked: {answer['why']}")
             undo.pop_all()

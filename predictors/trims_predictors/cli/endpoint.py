@@ -66,8 +66,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--log-format", choices=FORMS, default="text", help=text)
     endpoint.add_argument("--access-log", action="store_true", help="log a line for each request")
     add_environments(endpoint)
-    endpoint.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)  # by the daemon that starts it
+    _add_hidden(endpoint)
     endpoint.set_defaults(run=_run)
+
+
+def _add_hidden(endpoint: argparse.ArgumentParser) -> None:
+    """Add options for programs of ours that start an endpoint."""
+    endpoint.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)  # by the process that starts it
+    endpoint.add_argument("--address-dir", help=argparse.SUPPRESS)  # for one that clients of the daemon must not find
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -79,7 +85,8 @@ def _run(options: argparse.Namespace) -> None:
         _serve(options)
     except (TrimsError, OSError) as error:
         if options.supervised:  # the daemon reports it to clients that ask
-            leave_text(os.path.join(options.runtime_dir or default_runtime_dir(), ERROR_FILE), str(error))
+            folder = options.address_dir or options.runtime_dir or default_runtime_dir()
+            leave_text(os.path.join(folder, ERROR_FILE), str(error))
         raise
 
 
@@ -146,6 +153,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),
         supervised=options.supervised,
+        address_dir=options.address_dir,
         log_level=options.log_level,
         log_format=options.log_format,
         access_log=options.access_log,

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.cli.endpoint import add_environments
+from trims_predictors.cli.eval_scenario import add_options, check_absent, evaluate_scenario
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +23,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "measure where the time of a model's start goes: from each tier, in each way"
     evaluate = commands.add_parser("eval", help=text, description=text)
     evaluate.add_argument("model", nargs="?", default="", help="a registered model")
-    text = "of its requests, as for trims run (default: made from the model's inputs, from a stated seed)"
+    text = (
+        "of its requests, as for trims run (default: made from the model's inputs, from a stated seed); with "
+        "--scenario further models"
+    )
     evaluate.add_argument("input", nargs="*", help=text)
     evaluate.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help="see trims run")
     text = "tiers to start from, with commas between: file, disk, cpu, gpu (default: file,disk,cpu)"
@@ -30,7 +34,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "ways to start, with commas between: alone, fresh, template, hot, settled (default: all)"
     evaluate.add_argument("--how", dest="ways", help=text)
     evaluate.add_argument("--repeat", type=int, help="samples of each (default: 10)")
-    text = "sizes of requests to a running predictor, with commas between (default: 1)"
+    text = "sizes of requests to a running predictor, with commas between (default: 1); of a load one (default: 8)"
     evaluate.add_argument("--batch", dest="batches", metavar="N,N", help=text)
     text = "seconds without a request before a predictor counts as settled (default: 2)"
     evaluate.add_argument("--idle", type=float, metavar="S", help=text)
@@ -44,10 +48,19 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "print each sample as a line of JSON the moment it was taken"
     form.add_argument("--json-lines", action="store_true", help=text)
     add_environments(evaluate)
+    add_options(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> int:
+    if options.scenario is not None:
+        return evaluate_scenario(options)
+    check_absent(options)
+    _evaluate_starts(options)
+    return 0
+
+
+def _evaluate_starts(options: argparse.Namespace) -> None:
     import asyncio
 
     from trims.cli.output import say, say_json

@@ -37,6 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _report(options: argparse.Namespace) -> None:
     from trims.core.errors import CallerError
     from trims_predictors.evaluation.database.evaluations import Evaluations
+    from trims_predictors.evaluation.session import find_database
 
     if options.explain and len(options.id) != 2:
         raise CallerError("--explain needs the ids of two evaluations")
@@ -48,7 +49,7 @@ def _report(options: argparse.Namespace) -> None:
         raise CallerError("--remove needs ids, and nothing that shows them")
     if options.trace and (options.id or options.model or options.html or options.csv or options.png):
         raise CallerError("--trace shows one trace: leave out ids and other forms than --json")
-    with Evaluations(_url(options), patience_s=0) as kept:
+    with Evaluations(find_database(options.database, options.runtime_dir), patience_s=0) as kept:
         if options.trace:
             _show_trace(kept, options.trace, as_json=options.json)
         elif options.remove:
@@ -134,20 +135,3 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file") from error
     note(f"wrote {path}")
-
-
-def _url(options: argparse.Namespace) -> str:
-    import os
-
-    from trims.control import admin
-    from trims.core.errors import DaemonAwayError
-    from trims.trace.spans import default_folder
-    from trims_predictors.evaluation.session import VARIABLE, database_url
-
-    if options.database or os.environ.get(VARIABLE):
-        return database_url(options.database, Path())
-    try:
-        with admin(options.runtime_dir) as daemon:
-            return database_url("", Path(daemon.status().health.state_dir))
-    except DaemonAwayError:
-        return database_url("", Path(default_folder()).parent)

@@ -86,8 +86,7 @@ class HttpEndpoint:
     def run(self, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
         """Send one request. Raises Away if nothing listens, else the error that the endpoint reports."""
         path = f"/v2/models/{urllib.parse.quote(model, safe='')}"
-        types = self._types(path)
-        body, length = _body(make(types), deadline_s)
+        body, length = request_body(make(self._types(path)), deadline_s)
         answer, header_length = self._ask(f"{path}/infer", body, {HEADER_LENGTH: str(length)})
         message, outputs = parse_answer(memoryview(answer), header_length)
         return Ran(str(message["model_name"]), str(message["model_version"]), message["parameters"], outputs)
@@ -95,6 +94,10 @@ class HttpEndpoint:
     def repository(self, model: str, verb: str) -> None:
         """Have a model loaded or unloaded (`verb`) there. Raises as `run`."""
         self._ask(f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{verb}", b"{}")
+
+    def inputs_of(self, model: str) -> list[TensorType]:
+        """Return a model's inputs. Raises as `run`."""
+        return self._types(f"/v2/models/{urllib.parse.quote(model, safe='')}")
 
     def _types(self, path: str) -> list[TensorType]:
         """The model's inputs."""
@@ -144,8 +147,8 @@ def _trace_headers() -> dict[str, str]:
     return {} if context is None else {"traceparent": context, "tracestate": tracestate(deepest())}
 
 
-def _body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:
-    """A request with binary tensors, and the length of its JSON."""
+def request_body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:
+    """Return a request with binary tensors, and the length of its JSON."""
     inputs = [
         {
             "name": each.name, "datatype": each.dtype, "shape": list(each.shape),

@@ -20,6 +20,7 @@ from trims.environments.environment_store import EnvironmentStore
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.logs import configure
 from trims.trace import spans
+from trims.trace.context import current
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
@@ -66,6 +67,7 @@ def serve(settings: EndpointSettings) -> None:
     keep_memory()
     configure(settings.log_level, settings.log_format)
     spans.configure_from_environment("endpoint")
+    current.set(None)  # requests are no parts of what has started this process
     isolation = settings.pool.isolation
     _log.info("predictors are isolated at the level %s", isolation.level)
     if isolation.why_not_more:
@@ -328,7 +330,8 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, endin
     """Say where it answers, in the log and in the daemon's folder, until it ends: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
-    url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.pool.runtime_dir
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    folder = settings.address_dir or settings.pool.runtime_dir
     try:
         leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
     except OSError as error:

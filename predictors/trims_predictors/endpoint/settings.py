@@ -34,7 +34,8 @@ class EndpointSettings:
         environments: Framework -> interpreter, for those that have an environment of their own.
         environments_dir: Where `trims env create` makes environments; None for none.
         preload: Frameworks whose templates start at once.
-        supervised: Whether it ends when its standard input is closed: by the daemon that has started it.
+        supervised: Whether it ends when its standard input is closed: by the process that has started it.
+        address_dir: Folder where it leaves its address; None for that of the daemon's sockets.
         drain_s: Seconds that requests have to finish when the endpoint ends.
         log_level: The least that is logged; one of `trims.logs.LEVELS`.
         log_format: One of `trims.logs.FORMS`.
@@ -55,6 +56,7 @@ class EndpointSettings:
     environments_dir: Path | None = None
     preload: tuple[str, ...] = ()
     supervised: bool = False
+    address_dir: str | None = None
     drain_s: float = 30.0
     log_level: str = "info"
     log_format: str = "text"

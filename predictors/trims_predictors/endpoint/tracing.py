@@ -6,18 +6,19 @@ HTTP and gRPC report of a request in the words of the semantic conventions.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
+from trims.trace.context import parse_context
 from trims.trace.levels import Level
-from trims.trace.spans import asked_by, continued, is_on, span
+from trims.trace.spans import asked_by, is_on, span
 from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     import grpc
@@ -83,7 +84,7 @@ def copier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {TRACEPARENT: found[TRACEPARENT][0], TRACESTATE: ",".join(found[TRACESTATE])}
 
 
-def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> AbstractContextManager[None]:
+def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> AbstractContextManager[object]:
     """Record a request as a span, if its caller asks for that by `tracestate`, or if all are recorded.
 
     The caller writes `trims=1`, or the name of the level down to which the request is recorded: `trims=framework`.
@@ -93,16 +94,14 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
         name: Of the span.
         model: That is asked.
     """
-    return _recorded(headers, name, model) if is_on() else _NOTHING
-
-
-@contextmanager
-def _recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> Iterator[None]:
+    if not is_on():
+        return _NOTHING
     asked = copier_of(headers)
-    is_asked, level = asked_by(asked.get(TRACESTATE, ""))
-    with continued(asked.get(TRACEPARENT) if is_asked else None, level), span(name, Level.APPLICATION) as request:
-        request.set(**{"trims.model.name": model})
-        yield
+    is_asked, level = asked_by(asked[TRACESTATE]) if asked else (False, None)
+    context = parse_context(asked[TRACEPARENT]) if is_asked else None
+    if context is not None and level is not None:
+        context = context._replace(level=int(level))
+    return span(name, Level.APPLICATION, context, **{"trims.model.name": model})
 
 
 def http_span(tracing: Tracing | None, request: Request, route: str, model: str) -> Spanned:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.control import aadmin
-from trims.core.errors import BusyError, CallerError
+from trims.control import aadmin, admin
+from trims.core.errors import BusyError, CallerError, DaemonAwayError
 from trims.environments.environment_store import EnvironmentStore, default_folder
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
@@ -191,7 +191,7 @@ async def _opened(
     picker = InterpreterSelection(dict(place.environments or {}), made)
     async with aadmin(runtime_dir) as daemon:
         state_dir = Path((await daemon.status()).health.state_dir)
-        with _alone_on_this_machine(state_dir), Evaluations(database_url(place.database, state_dir)) as kept:
+        with only_evaluation(state_dir), Evaluations(database_url(place.database, state_dir)) as kept:
             spans.configure(state_dir / "trace", "evaluation", everything=True)
             try:
                 yield daemon, Deployments(daemon, picker, _keep), kept, state_dir / "trace", runtime_dir
@@ -217,7 +217,7 @@ async def _starter(
 
 
 @contextmanager
-def _alone_on_this_machine(state_dir: Path) -> Iterator[None]:
+def only_evaluation(state_dir: Path) -> Iterator[None]:
     """Keep other evaluations out, which would be measured too. Raises BusyError if one runs."""
     import fcntl
 
@@ -236,6 +236,17 @@ def _alone_on_this_machine(state_dir: Path) -> Iterator[None]:
 def database_url(named: str, state_dir: Path) -> str:
     """Return the URL of the database of evaluations: the one that is named, else the variable's, else a file's."""
     return named or os.environ.get(VARIABLE, "") or f"sqlite:///{state_dir / 'evaluations.db'}"
+
+
+def find_database(named: str, runtime_dir: str | None) -> str:
+    """Return the URL of the database of evaluations as `database_url`, also where no daemon runs."""
+    if named or os.environ.get(VARIABLE):
+        return database_url(named, Path())
+    try:
+        with admin(runtime_dir) as daemon:
+            return database_url("", Path(daemon.status().health.state_dir))
+    except DaemonAwayError:
+        return database_url("", Path(spans.default_folder()).parent)
 
 
 def _keep(key: DeploymentKey) -> None:

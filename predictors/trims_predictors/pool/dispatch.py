@@ -12,7 +12,7 @@ from trims.core.errors import DeadlineError, PredictorError, TrimsError
 from trims.logs import facts
 from trims.trace.context import current
 from trims.trace.span import OFF
-from trims.trace.spans import span
+from trims.trace.spans import recorder, span
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.pool.batching import join, split
 from trims_predictors.tensors import check_outputs
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trims.trace.context import SpanContext
-    from trims.trace.span import AnySpan
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.cpu_shares import Computing
@@ -52,7 +51,7 @@ class Request:
         only_load: It wants a predictor that has loaded the model, and no run.
         id: Name of the request in the log.
         trace: The span that it is a part of; None if none is recorded.
-        queued: Span of its time in the queue.
+        queued_s: When it was put into the queue, on the clock of `time.perf_counter`.
     """
 
     deployment: Deployment
@@ -65,7 +64,7 @@ class Request:
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
     trace: SpanContext | None = field(default_factory=current.get)
-    queued: AnySpan = OFF
+    queued_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False, slots=True)
@@ -163,8 +162,11 @@ class Runs:
         began, deployment = time.perf_counter(), running.deployment
         requests: list[Request] = [job.payload for job in jobs]
         traces = [request.trace for request in requests if request.trace is not None]
-        for request in requests if traces else ():
-            request.queued.end()
+        ours = recorder()
+        if ours is not None:
+            for request in requests:
+                if request.trace is not None:
+                    ours.measured("queue", request.trace, int(request.queued_s * 1e9), int(began * 1e9))
         run = span("run", parent=traces[0], batch_size=len(jobs)) if traces else OFF
         running.process.answers(requests[0].id)
         deadline_s = deployment.run_deadline_s

@@ -159,7 +159,6 @@ class WorkerPool:
         self._deployments[deployment.key] = deployment
         if job.payload.trace is not None:
             self._traces[deployment.key] = job.payload.trace
-            job.payload.queued = span("queue")
         self._do(self._slots.submit(job, self._limits(deployment)))
         if not job.batch_ready:
             self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.ripen(job)))

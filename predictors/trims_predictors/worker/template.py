@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import LostPeerError, NotSupportedError
 from trims.process import messages
 from trims.process.lifeline import depend_on
+from trims.trace.children import BEGINS
 from trims_predictors.frameworks import threads
 from trims_predictors.sandbox.landlock import restrict
 from trims_predictors.worker import fork_safety, reaper, worker
@@ -134,6 +135,7 @@ class Template:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
             return
+        began_ns = time.monotonic_ns()
         pid = os.fork()
         if pid == 0:
             self._be_predictor(theirs, lifeline, output)
@@ -142,7 +144,8 @@ class Template:
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid
         self._selector.register(pidfd, selectors.EVENT_READ)
-        messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
+        stages = {"fork_s": (time.monotonic_ns() - began_ns) / 1e9}
+        messages.send(self._sock, {"op": "forked", "pid": pid, "stages": stages, BEGINS: [began_ns]}, [pidfd])
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
         """Run a predictor in the child; never returns into the template's code."""

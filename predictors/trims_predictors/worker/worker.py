@@ -38,7 +38,9 @@ from trims.manifests.serving import check_tensors
 from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
-from trims.trace.children import Reporter, apart
+from trims.trace.children import BEGINS, Reporter, apart
+from trims.trace.levels import Level
+from trims.trace.spans import is_recording, records
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
@@ -303,7 +305,8 @@ class Worker:
 
     def _predict(self, message: Message) -> tuple[Message, int | None]:
         assert self._pipeline is not None, "predict before load"
-        stages = Stages()
+        traced = is_recording()
+        stages = Stages(bare=not traced or not records(Level.FRAMEWORK))
         self._share(int(message.get("threads", self._threads)))
         with stages.timed("input_s"):
             inputs = {tensor.name: self._input(tensor) for tensor in self._inbox.read(message["inputs"])}
@@ -315,7 +318,8 @@ class Worker:
             fd, self._untold = self._untold, None
         else:
             self._keep_untold(None)
-        return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}, fd
+        answer = {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}
+        return {**answer, BEGINS: stages.begins_ns} if traced and stages.bare else answer, fd
 
     def _input(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """Return the array that the model's code is given: over the arena, or private (see `_kept_inputs`)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trims.trace import spans
-from trims.trace.children import IN_FILE, Reporter, apart, ask_for_spans, take_spans, take_spans_in_file
+from trims.trace.children import BEGINS, IN_FILE, Reporter, apart, ask_for_spans, take_spans, take_spans_in_file
 from trims.trace.context import current
 from trims.trace.reader import read_traces
 from trims.trace.spans import span
@@ -49,6 +49,27 @@ def test_a_childs_spans_are_parts_of_its_parents_and_recorded_there(tmp_path: Pa
     ask, work = trace.spans
     assert (ask.name, work.name, work.parent_id) == ("ask", "work", ask.span_id)
     assert (work.process.pid, work.process.role) == (4711, "child")
+
+
+def test_work_outside_of_every_span_is_no_part_of_one_though_everything_is_recorded(tmp_path: Path) -> None:
+    spans.configure(tmp_path, "parent", everything=True)
+    assert ask_for_spans({"op": "do"}) == {"op": "do"}
+
+
+def test_stages_of_an_answer_are_spans_of_its_child(tmp_path: Path) -> None:
+    spans.configure(tmp_path, "parent", everything=True)
+    answer = {"stages": {"input_s": 1.0}, BEGINS: [5]}
+    take_spans(answer, 7, "child")  # outside of every span
+    assert answer == {"stages": {"input_s": 1.0}}
+    with span("ask") as asking:
+        take_spans({"stages": {"input_s": 1.0}, BEGINS: [5]}, 7, "child")
+    spans.stop()
+    (trace,) = read_traces(tmp_path)
+    found = next(each for each in trace.spans if each.name == "input")
+    assert asking.context is not None
+    assert (found.parent_id, found.process.pid, found.start_ns) == (asking.context.span_id, 7, 5)
+    take_spans(answer := {BEGINS: [5]}, 7, "child")
+    assert answer == {}
 
 
 def test_where_nothing_is_recorded_messages_stay_as_they_are() -> None:

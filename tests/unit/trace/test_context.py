@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+
 import pytest
 
-from trims.trace.context import SpanContext, new_context, parse_context
+from trims.trace import context
+from trims.trace.context import SpanContext, new_context, new_id, parse_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def test_a_context_comes_back_as_it_was_handed_on() -> None:
-    context = SpanContext(TRACE, SPAN)
-    assert str(context) == f"00-{TRACE}-{SPAN}-01"
-    assert parse_context(str(context)) == context
+    one = SpanContext(TRACE, SPAN)
+    assert str(one) == f"00-{TRACE}-{SPAN}-01"
+    assert parse_context(str(one)) == one
 
 
 def test_a_child_is_of_its_parents_trace_and_a_first_span_of_its_own() -> None:
@@ -41,3 +45,24 @@ def test_what_is_no_context_is_none(text: object) -> None:
 
 def test_a_trace_that_its_caller_does_not_record_is_none() -> None:
     assert parse_context(f"00-{TRACE}-{SPAN}-00") is None
+
+
+def test_ids_are_of_sixteen_digits_and_a_forked_process_has_others() -> None:
+    mine = {new_id() for _ in range(100)}
+    assert len(mine) == 100
+    assert all(len(each) == 16 and int(each, 16) for each in mine)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, new_id().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    other = int(os.read(reader, 16), 16)
+    os.close(reader)
+    os.close(writer)
+    assert all(abs(other - int(each, 16)) > 1000 for each in mine), "its numbers go up from another beginning"
+
+
+def test_no_id_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context._ids, "next", itertools.count((1 << 64) - 1).__next__)
+    assert [new_id(), new_id()] == ["f" * 16, f"{1:016x}"]

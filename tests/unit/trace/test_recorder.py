@@ -15,6 +15,7 @@ import pytest
 from looking import wait_until
 
 from trims.trace import recorder as module
+from trims.trace.context import SpanContext
 from trims.trace.levels import Level
 from trims.trace.reader import read_counts, read_spans, read_traces
 from trims.trace.recorder import Collector, Recorder
@@ -97,15 +98,15 @@ def test_a_disk_that_stalls_delays_nothing_and_costs_what_memory_cannot_hold(
     start: Callable[..., Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_WAITING", 10)
-    stalls, entered, write = threading.Event(), threading.Event(), module._write
+    stalls, entered, write = threading.Event(), threading.Event(), module._write_text
 
-    def stalled(descriptor: int, message: dict[str, object]) -> None:
-        if "spans" in message:
+    def stalled(descriptor: int, text: str) -> None:
+        if '"spans"' in text:
             entered.set()
             stalls.wait(60)
-        write(descriptor, message)
+        write(descriptor, text)
 
-    monkeypatch.setattr(module, "_write", stalled)
+    monkeypatch.setattr(module, "_write_text", stalled)
     recorder = start()
     one(recorder, "first").end()
     assert entered.wait(20)
@@ -310,3 +311,36 @@ def test_files_that_wait_in_a_forked_child_are_closed_there(start: Callable[...,
     recorder.begin_again()
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
+
+
+def test_stages_of_an_answer_are_spans_whatever_else_the_child_sends(
+    start: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    recorder, parent = start(), SpanContext("1" * 32, "2" * 16)
+    recorder.adopt_stages(parent, {"input_s": 0.5, 'a"b_s': 1e-9, "run_s": 2.0}, [1_000, 2_000, 3_000], 7, "predictor")
+    for lengths, begins in (
+        ({"x_s": -1.0}, [1]), ({"x_s": 1.0}, [-1]), ({"x_s": 1.0}, ["1"]), ({"x_s": "1"}, [1]),
+        ({"x_s": 1.0}, [1 << 70]),
+        ({"x_s": float("nan")}, [1]), ({"x_s": float("inf")}, [1]), (["x"], [1]), ({"x_s": 1.0}, {"a": 1}),
+        ({"x_s": 1.0}, []), (None, None), ({"x_s": True}, [1]),
+    ):  # fmt: skip
+        recorder.adopt_stages(parent, lengths, begins, 7, "predictor")
+    assert recorder.flush(20)
+    found = list(read_spans(tmp_path / "trace"))
+    assert [(each.name, each.start_ns, each.end_ns) for each in found] == [
+        ("input", 1_000, 500_001_000), ('a"b', 2_000, 2_001), ("run", 3_000, 2_000_003_000),
+    ]  # fmt: skip
+    for each in found:
+        assert (each.process.pid, each.process.role, each.trace_id, each.parent_id) == (
+            7, "predictor", parent.trace_id, parent.span_id,
+        )  # fmt: skip
+    assert len({each.span_id for each in found}) == 3
+
+
+def test_a_span_whose_times_are_known_is_recorded(start: Callable[..., Recorder], tmp_path: Path) -> None:
+    recorder, parent = start(), SpanContext("1" * 32, "2" * 16)
+    recorder.measured("queue", parent, 5, 9, {"depth": 3})
+    assert recorder.flush(20)
+    (found,) = read_spans(tmp_path / "trace")
+    assert (found.name, found.start_ns, found.end_ns, found.attributes) == ("queue", 5, 9, {"depth": 3})
+    assert found.parent_id == parent.span_id

@@ -18,14 +18,14 @@ export function report(found) {
   const workloads = found.documents?.workload ?? [];
   return [
     asked(found), ...notes(found), ...(found.rows.length ? [starts(found.rows), stageBars(found.rows), stageTable(found.rows)] : []),
-    ...(found.batch_sizes?.length ? [batches(found.batch_sizes)] : []), ...layers.flatMap(leveled), ...workloads.map(workload), stack(found.stack ?? {}),
+    ...(found.batch_sizes?.length ? [batches(found.batch_sizes)] : []), ...layers.flatMap(leveled), ...workloads.flatMap(workload), stack(found.stack ?? {}),
   ];
 }
 
 function asked(found) {
-  const parts = [moment(found.began_unix_s), `from ${found.tiers.join(", ")}`, found.ways.join(", "), `${found.repeats} of each`, `batches ${found.batches.join(", ")}`, `level ${found.level}`, `${found.idle_s} s of rest`];
   const scenario = Object.entries(found.scenario ?? {}).map(([name, value]) => `${name} ${plain(value)}`);
-  return make("p", { className: "quiet", textContent: [...parts, ...scenario].join(" · ") });
+  const ofStarts = [`from ${found.tiers.join(", ")}`, found.ways.join(", "), `${found.repeats} of each`, `batches ${found.batches.join(", ")}`, `level ${found.level}`, `${found.idle_s} s of rest`];
+  return make("p", { className: "quiet", textContent: [moment(found.began_unix_s), ...scenario, ...(found.ways.length ? ofStarts : [])].join(" · ") });
 }
 
 function notes(found) {
@@ -136,8 +136,28 @@ function leveled(found) {
 
 const sum = (list, name) => list.reduce((all, each) => all + each[name], 0);
 
+const LATENCY = { p50: "p50", p90: "p90", p99: "p99", p999: "p99.9", longest: "max" };
+const latencies = (found) => Object.keys(LATENCY).map((name) => (found?.[name] === undefined ? "" : time(found[name])));
+
+/** A load: what was asked and found, latencies, models, and what else has a row for each of something. */
 function workload(found) {
-  return table("Load", [["Field"], ["Value", "text"]], flat(found));
+  const { latency, first_byte: firstByte, models = [], ...rest } = found;
+  const lists = Object.entries(rest).filter(([, value]) => Array.isArray(value) && value.length && value.every((each) => each !== null && typeof each === "object"));
+  const facts = flat(Object.fromEntries(Object.entries(rest).filter(([name]) => !lists.some(([other]) => name === other))));
+  const columns = Object.values(LATENCY).map((name) => [name, "figure"]);
+  const ofModels = models.map((each) => [each.model, String(each.requests), String(each.answered), each.cold === null ? "" : String(each.cold), ...latencies(each.latency), each.cold_latency ? time(each.cold_latency.p50) : ""]);
+  return [
+    table("Latency", [["Up to"], ...columns], [["the whole answer", ...latencies(latency)], ["its first byte", ...latencies(firstByte)]]),
+    ...(ofModels.length ? [table("Models", [["Model"], ["Requests", "figure"], ["Answered", "figure"], ["Cold", "figure"], ...columns, ["Cold p50", "figure"]], ofModels)] : []),
+    ...lists.map(([name, rows]) => listed(name, rows)),
+    table("Load", [["Field"], ["Value", "text"]], facts),
+  ];
+}
+
+function listed(name, rows) {
+  const found = rows.map((row) => new Map(flat(row)));
+  const names = [...new Set(found.flatMap((row) => [...row.keys()]))];
+  return table(name.charAt(0).toUpperCase() + name.slice(1), names.map((each) => [each]), found.map((row) => names.map((each) => row.get(each) ?? "")));
 }
 
 function stack(facts) {

@@ -7,8 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.evaluation.leveled import Leveled
-from trims_predictors.evaluation.records import LAYERS
-from trims_predictors.evaluation.report import explain, leveled
+from trims_predictors.evaluation.records import LAYERS, WORKLOAD
+from trims_predictors.evaluation.report import explain, leveled, text
 from trims_predictors.evaluation.report.plots import picture
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
 from trims_predictors.evaluation.report.text import time_text, times
@@ -60,6 +60,11 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
     order, samples = evaluated.order, evaluated.samples
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(order.began_unix_s))
     yield f"<h2>{escape(order.model)}, {escape(order.id)}</h2><p>{began}, {len(samples)} samples</p>"
+    if evaluated.documents.get(WORKLOAD):
+        told = "\n".join(text.lines(evaluated))
+        yield f'<div class="scroll"><pre>{escape(told)}</pre></div>'
+        yield "<h3>Stack</h3><dl>" + "".join(_facts(order.stack)) + "</dl>"
+        return
     drawing = picture(evaluated, "svg").decode()
     yield drawing[drawing.index("<svg") :]
     found = rows(samples)

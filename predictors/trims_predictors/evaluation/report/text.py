@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims_predictors.evaluation.leveled import Leveled
-from trims_predictors.evaluation.records import LAYERS
+from trims_predictors.evaluation.records import LAYERS, WORKLOAD
 from trims_predictors.evaluation.report import leveled
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
 from trims_predictors.evaluation.stages import rank
+from trims_predictors.workloads import report as load
+from trims_predictors.workloads.result import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 def lines(evaluated: Evaluated) -> list[str]:
     """Return the report of an evaluation."""
     samples = evaluated.samples
+    workloads = evaluated.documents.get(WORKLOAD, ())
+    if workloads:
+        return [line for each in workloads for line in load.lines(Workload.from_json(each))]
     text = [*_starts(samples), *_batch_lines(samples)]
     for found_layers in evaluated.documents.get(LAYERS, ()):
         text += ["", *leveled.lines(Leveled.from_json(found_layers))]

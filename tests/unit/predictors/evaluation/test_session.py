@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trims_predictors.evaluation.session import VARIABLE, Wish, _alone_on_this_machine, database_url
+from trims_predictors.evaluation.session import VARIABLE, Wish, database_url, only_evaluation
 
 from trims.core.errors import BusyError, CallerError
 
@@ -27,12 +27,12 @@ def test_a_wish_that_cannot_be_granted_is_refused(wrong: dict[str, Any]) -> None
 
 
 def test_two_evaluations_do_not_run_at_once(tmp_path: Path) -> None:
-    with _alone_on_this_machine(tmp_path):
+    with only_evaluation(tmp_path):
         failed: list[type[BaseException]] = []
 
         def other() -> None:
             try:
-                with _alone_on_this_machine(tmp_path):
+                with only_evaluation(tmp_path):
                     pass
             except BusyError as error:
                 failed.append(type(error))
@@ -41,7 +41,7 @@ def test_two_evaluations_do_not_run_at_once(tmp_path: Path) -> None:
         thread.start()
         thread.join(30)
         assert failed == [BusyError]
-    with _alone_on_this_machine(tmp_path):
+    with only_evaluation(tmp_path):
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from trims_predictors.transforms.pipeline import Pipeline, Stages
 
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType
+from trims.trace.span import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +71,17 @@ def pipeline(
 
 def run(made: Pipeline, x: Any = (1.0, 2.0)) -> dict[str, Any]:
     return {name: each.tolist() for name, each in made.run({"x": np.asarray(x)}, Stages()).items()}
+
+
+def test_stages_begin_in_their_order_and_have_their_lengths() -> None:
+    stages = Stages(bare=True)
+    with stages.timed("input_s") as step:
+        assert step is OFF
+    with stages.timed("predict_s"):
+        pass
+    first, second = stages.begins_ns
+    assert list(stages.seconds) == ["input_s", "predict_s"]
+    assert first + int(stages.seconds["input_s"] * 1e9) <= second <= time.monotonic_ns()
 
 
 def test_the_steps_run_around_the_predictor_and_each_part_is_timed() -> None:

@@ -1,0 +1,1 @@
+"""Workloads: load against an endpoint. Doors: `scenarios.run_scenario`, `result.Workload`."""
