@@ -260,9 +260,9 @@ def test_what_an_evaluation_says_is_text(browser: Browser) -> None:
     }  # fmt: skip
     browser.evaluate(
         "import('/ui/files/report.js').then(({report}) => "
-        f"document.querySelector('main').replaceChildren(...report({json.dumps(found)})))"
+        f"document.querySelector('footer').append(...report({json.dumps(found)})))"
     )
-    assert browser.evaluate("document.querySelectorAll('main img').length") == 0
+    assert browser.evaluate("document.querySelectorAll('footer img').length") == 0
     text = browser.text()
     assert text.count(MARKUP) > 20
     for said in (
