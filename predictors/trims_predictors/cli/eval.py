@@ -45,7 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     evaluate.add_argument("--database", default="", metavar="URL", help=DATABASE)
     form = evaluate.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
-    text = "print each sample as a line of JSON the moment it was taken"
+    text = "print each sample as a line of JSON the moment it was taken, or how far a load is"
     form.add_argument("--json-lines", action="store_true", help=text)
     add_environments(evaluate)
     add_options(evaluate)

@@ -31,9 +31,11 @@ _LOAD = (
 _ENDPOINT = ("endpoint", "token_file", "certificate", "send")
 #: Options of the evaluation of starts, and their flags where these are others.
 _STARTS = {
-    "tiers": "--from", "ways": "--how", "repeat": "", "resume": "", "idle": "", "level": "", "json_lines": "",
+    "tiers": "--from", "ways": "--how", "repeat": "", "resume": "", "idle": "", "level": "",
 }  # fmt: skip
 _STATUS_INTERRUPTED = 130
+#: Seconds between two lines of `--json-lines`.
+_EVERY_S = 0.5
 
 
 def add_options(evaluate: argparse.ArgumentParser) -> None:
@@ -97,7 +99,9 @@ def evaluate_scenario(options: argparse.Namespace) -> int:
         kept.add_document(order.id, WORKLOAD, 0, result.as_json())
         if result.ended == DONE:
             kept.end(order.id, {})
-    if options.json:
+    if options.json_lines:
+        pass
+    elif options.json:
         say_json({"id": order.id, "workload": result.as_json()})
     else:
         say(f"evaluation {order.id}")
@@ -171,8 +175,8 @@ def _made(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]
             url = stack.enter_context(own_endpoint(runtime_dir, options))
         target = _target(options, scenario, url, models)
         if scenario.name == MAX_RATE:
-            return find_max_rate(scenario, target, _probed)
-        return run_scenario(scenario, target, _progress)
+            return find_max_rate(scenario, target, _say_probe if options.json_lines else _probed)
+        return run_scenario(scenario, target, _Said() if options.json_lines else _progress)
 
 
 @contextmanager
@@ -286,6 +290,30 @@ def _progress(done: int, scheduled: int | None) -> None:
         of = "" if scheduled is None else f" of {scheduled:,}"
         sys.stderr.write(f"\r\033[K{done:,}{of} requests are over" + ("\n" if done == scheduled else ""))
         sys.stderr.flush()
+
+
+class _Said:
+    """Prints how far a load is, as a line of JSON, at most twice a second."""
+
+    def __init__(self) -> None:
+        self._again_s = 0.0
+
+    def __call__(self, done: int, scheduled: int | None) -> None:
+        now = time.monotonic()
+        if now >= self._again_s or done == scheduled:
+            self._again_s = now + _EVERY_S
+            _say_line({"done": done, "total": scheduled or 0})
+
+
+def _say_probe(probe: Probe) -> None:
+    _say_line({"done": probe.requests, "total": 0, "probe": {"rate": probe.rate, "held": probe.held}})
+
+
+def _say_line(found: dict[str, object]) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
 
 
 def _probed(probe: Probe) -> None:

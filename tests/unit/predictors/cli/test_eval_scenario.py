@@ -78,6 +78,18 @@ def test_a_load_is_kept_and_reported_again(database: str, tmp_path: Path, capsys
     assert "closed: " in (tmp_path / "r.html").read_text()
 
 
+def test_progress_is_printed_as_lines_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    with load_server() as port:
+        assert run(port, "m", "--scenario", "poisson", "--rate", "500", "--requests", "30", "--json-lines") == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert last == {"done": 30, "total": 30}
+    with load_server("--refuse-after", "100") as port:
+        search = "--scenario", "max-rate", "--bound-ms", "60000", "--percentile", "50", "--rate", "200"
+        assert run(port, "m", *search, "--duration", "0.01", "--json-lines") == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["probe"] for each in told[:1]] == [{"rate": 200.0, "held": True}]
+
+
 def test_inputs_of_the_user_are_sent_and_batches_have_rows(capsys: pytest.CaptureFixture[str]) -> None:
     with load_server() as port:
         assert run(port, "m", "--scenario", "batched", "--requests", "3", "--input", "[1.5]", "--json") == 0
@@ -94,7 +106,7 @@ def test_inputs_of_the_user_are_sent_and_batches_have_rows(capsys: pytest.Captur
         ("m", "--scenario", "closed", "--token-file", "x"), ("m", "--scenario", "closed", "--endpoint", "nowhere"),
         ("m", "--scenario", "closed", "--endpoint", "http://127.0.0.1:1"),
         ("m", "--scenario", "closed", "--resume", "x"), ("m", "--scenario", "batched", "--batch", "1,2"),
-        ("m", "--scenario", "closed", "--level", "library"), ("m", "--scenario", "closed", "--json-lines"),
+        ("m", "--scenario", "closed", "--level", "library"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
