@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,25 @@ def test_an_evaluation_is_ordered_watched_read_compared_and_removed(endpoint: En
         assert answer.read().startswith(b"<!doctype html>")
     assert endpoint.ask("DELETE", f"{PATH}/{one['id']}")[0] == 200
     assert endpoint.ask("GET", f"{PATH}/{one['id']}")[0] == 400
+
+
+def test_a_request_that_asks_for_its_trace_is_listed_and_opened(endpoint: Endpoint) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    assert endpoint.ask("GET", "/v2/health/ready")[0] == 200
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tracestate": "trims=1"}
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}).encode()
+    url = f"http://127.0.0.1:{endpoint.port}/v2/models/m/infer"
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
+        assert answer.status == 200
+
+    def is_whole() -> bool:
+        status, found = endpoint.ask("GET", f"/v1/traces/{trace}")
+        return status == 200 and {"endpoint", "predictor"} <= {each["role"] for each in found["lines"]}
+
+    wait_until(is_whole, "all processes have written their spans")
+    (listed,) = asked(endpoint, "GET", "/v1/traces?limit=1")["traces"]
+    assert (listed["trace_id"], listed["name"]) == (trace, "POST /v2/models/{model}/infer")
+    assert endpoint.ask("GET", "/v1/traces?limit=501")[0] == 400
 
 
 def test_one_runs_at_a_time_can_be_cancelled_and_goes_on(endpoint: Endpoint) -> None:

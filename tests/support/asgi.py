@@ -36,10 +36,12 @@ async def call(
     """One request; `gone` is when the client hangs up. Underscores in header names stand for dashes, None for none."""
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
+    path, _, query = path.partition("?")
     sent = [{"type": "http.request", "body": body, "more_body": False}]
     given = {"host": "localhost:8000", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
-        "type": "http", "method": method, "path": unquote(path), "raw_path": path.encode(), "query_string": b"",
+        "type": "http", "method": method, "path": unquote(path), "raw_path": path.encode(),
+        "query_string": query.encode(),
         "headers": [(name.lower().encode(), value.encode()) for name, value in given.items() if value is not None],
         "scheme": "http", "server": ("localhost", 8000), "client": ("localhost", 1), "http_version": "1.1",
         "root_path": "", "asgi": {"version": "3.0"},

@@ -25,7 +25,10 @@ PROGRAM = os.environ.get("TRIMS_BROWSER") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
 )
 _PATIENCE_S = 120.0
-_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " ")}
+_KEYS = {
+    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""), "ArrowDown": (40, ""), "End": (35, ""),
+}  # fmt: skip
 
 
 class Browser:
@@ -65,7 +68,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -97,6 +100,10 @@ class Browser:
         elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["source"] == "security":
             self.errors.append(message["params"]["entry"]["text"])
         return message
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def open(self, url: str) -> None:
         """Go to a page."""

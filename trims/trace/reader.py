@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trims.trace.levels import Level
 from trims.trace.recorder import SUFFIX, VERSION, is_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 #: Seconds between two looks for spans; processes write them ten times a second.
 _LOOK_S = 0.15
+#: Bytes that are read at most to list the traces that were recorded last: a second or two.
+_MOST_LISTED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +116,114 @@ class Trace:
         return max(max(each.start_ns, each.end_ns) for each in self.spans)
 
 
-def read_traces(folder: Path | str, trace_id: str | None = None, *, pid: int | None = None) -> list[Trace]:
+@dataclass(slots=True)
+class Summary:
+    """A trace as a line of a list.
+
+    Attributes:
+        name: Of its first span.
+        began_unix_ns: When that began, by the clock on the wall.
+        start_ns: The same moment on the clock of the spans.
+        end_ns: When its last span ended, or began if it has no end.
+        spans: How many it has.
+        processes: Their ids.
+    """
+
+    trace_id: str
+    name: str
+    began_unix_ns: int
+    start_ns: int
+    end_ns: int
+    spans: int = 0
+    processes: set[int] = field(default_factory=set)
+
+    @property
+    def seconds(self) -> float:
+        """Return its length."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def add(self, span: Record) -> None:
+        """Count one more span."""
+        if span.start_ns < self.start_ns:
+            self.name, self.start_ns = span.name, span.start_ns
+            self.began_unix_ns = span.process.wall_ns(span.start_ns)
+        self.end_ns = max(self.end_ns, span.start_ns, span.end_ns)
+        self.spans += 1
+        self.processes.add(span.process.pid)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "trace_id": self.trace_id, "name": self.name, "began_unix_ns": self.began_unix_ns,
+            "seconds": self.seconds, "spans": self.spans, "processes": len(self.processes),
+        }  # fmt: skip
+
+
+def summarize(spans: Iterable[Record]) -> dict[str, Summary]:
+    """Return a summary of each trace that has one of these spans, by its id."""
+    found: dict[str, Summary] = {}
+    for span in spans:
+        summary = found.get(span.trace_id)
+        if summary is None:
+            began_unix_ns = span.process.wall_ns(span.start_ns)
+            summary = Summary(span.trace_id, span.name, began_unix_ns, span.start_ns, span.start_ns)
+            found[span.trace_id] = summary
+        summary.add(span)
+    return found
+
+
+def list_traces(folder: Path | str, most: int | None = None) -> list[Summary]:
+    """Return the traces in a folder, the last one first.
+
+    Args:
+        folder: Where processes write; it need not be there.
+        most: How many are wanted; None for all. For fewer than all only files are read that may hold one of them, the
+            newest first, and of these `_MOST_LISTED_BYTES`: traces beyond these bytes are not listed.
+    """
+    spans = _all_spans(folder) if most is None else _newest_spans(folder, most)
+    found = sorted(summarize(spans).values(), key=lambda each: each.began_unix_ns, reverse=True)
+    return found[:most]
+
+
+def _all_spans(folder: Path | str) -> Iterator[Record]:
+    for _, _, path in _newest_files(folder):
+        yield from _spans_in(path)
+
+
+def _newest_spans(folder: Path | str, most: int) -> Iterator[Record]:
+    left, begun = _MOST_LISTED_BYTES, dict[str, int]()
+    for written_ns, size, path in _newest_files(folder):
+        # What a file holds began before that file was written: traces that began later are whole.
+        if left <= 0 or (len(begun) >= most and sum(each > written_ns for each in begun.values()) >= most):
+            return
+        for span in _spans_in(path, most_bytes=left):
+            began_ns = span.process.wall_ns(span.start_ns)
+            begun[span.trace_id] = min(began_ns, begun.get(span.trace_id, began_ns))
+            yield span
+        left -= size
+
+
+def _newest_files(folder: Path | str) -> list[tuple[int, int, Path]]:
+    """Return when each file was written last, its bytes and its path, the newest first."""
+    found = []
+    for path in Path(folder).glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            about = path.stat()
+            found.append((about.st_mtime_ns, about.st_size, path))
+    return sorted(found, reverse=True)
+
+
+def read_traces(folder: Path | str, trace_id: str = "", *, pid: int | None = None) -> list[Trace]:
     """Return the traces in a folder, in the order in which they began.
 
     Args:
         folder: Where processes write; it need not be there.
-        trace_id: The only one wanted; None for all.
+        trace_id: What the ids of those begin with that are wanted; empty for all.
         pid: Process that wrote the only files that are read; None for all.
     """
     traces: dict[str, Trace] = {}
-    for span in read_spans(folder, pid=pid):
-        if trace_id in (None, span.trace_id):
-            traces.setdefault(span.trace_id, Trace(span.trace_id)).spans.append(span)
+    for span in read_spans(folder, pid=pid, trace_id=trace_id):
+        traces.setdefault(span.trace_id, Trace(span.trace_id)).spans.append(span)
     for trace in traces.values():
         trace.spans.sort(key=lambda each: (each.start_ns, -each.end_ns))
     return sorted(traces.values(), key=lambda trace: trace.start_ns)
@@ -149,19 +249,28 @@ def wait_for_trace(folder: Path | str, trace_id: str, patience_s: float) -> Trac
         time.sleep(_LOOK_S)
 
 
-def read_spans(folder: Path | str, *, pid: int | None = None) -> Iterator[Record]:
-    """Yield all spans of a folder, or what one process wrote; each once, with its end if that was recorded."""
+def read_spans(folder: Path | str, *, pid: int | None = None, trace_id: str = "") -> Iterator[Record]:
+    """Yield all spans of a folder, or what one process wrote; each once, with its end if that was recorded.
+
+    With `trace_id` only those of traces whose ids begin so.
+    """
     for path in sorted(Path(folder).glob(f"*{SUFFIX}" if pid is None else f"*-{pid}{SUFFIX}")):
-        unfinished: dict[str, Record] = {}
-        for process, message in _batches(path):
-            for row in message.get("open", ()):
+        yield from _spans_in(path, trace_id)
+
+
+def _spans_in(path: Path, trace_id: str = "", most_bytes: int | None = None) -> Iterator[Record]:
+    unfinished: dict[str, Record] = {}
+    for process, message in _batches(path, trace_id.encode(), most_bytes):
+        for row in message.get("open", ()):
+            if row[0].startswith(trace_id):
                 span = _record(process, row)
                 unfinished[span.span_id] = span
-            for row in message["spans"]:
+        for row in message["spans"]:
+            if row[0].startswith(trace_id):
                 span = _record(process, row)
                 unfinished.pop(span.span_id, None)
                 yield span
-        yield from unfinished.values()
+    yield from unfinished.values()
 
 
 def read_counts(folder: Path | str) -> Iterator[Count]:
@@ -172,11 +281,16 @@ def read_counts(folder: Path | str) -> Iterator[Count]:
                 yield Count(process, str(name), int(at_ns), float(value))
 
 
-def _batches(path: Path) -> Iterator[tuple[Process, dict[str, Any]]]:
+def _batches(
+    path: Path, holding: bytes = b"", most_bytes: int | None = None
+) -> Iterator[tuple[Process, dict[str, Any]]]:
+    """Yield the batches of a file with their process: those that hold some bytes, in the end of the file."""
     process: Process | None = None
     try:
         with path.open("rb") as file:
-            for line in file:
+            for line in _lines(file, most_bytes):
+                if process is not None and holding not in line:
+                    continue
                 try:
                     message = json.loads(line)
                     if process is None:
@@ -192,6 +306,19 @@ def _batches(path: Path) -> Iterator[tuple[Process, dict[str, Any]]]:
                 yield whose, message
     except OSError:  # it was removed meanwhile
         return
+
+
+def _lines(file: BinaryIO, most_bytes: int | None) -> Iterator[bytes]:
+    """Yield the first line of a file, and those after it that begin in its last bytes; None for all."""
+    yield file.readline()
+    if most_bytes is not None:
+        begin = file.seek(0, os.SEEK_END) - most_bytes
+        file.seek(0)
+        file.readline()
+        if begin > file.tell():
+            file.seek(begin)
+            file.readline()  # the end of a line
+    yield from file
 
 
 def _process(message: dict[str, Any]) -> Process:

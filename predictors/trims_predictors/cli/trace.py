@@ -11,7 +11,7 @@ from trims_predictors.cli.run import add_request_options
 if TYPE_CHECKING:
     import argparse
 
-    from trims.trace.reader import Trace
+    from trims.trace.reader import Summary, Trace
     from trims.trace.tree import Line
 
 _INPUT = "inputs as for trims run: a request is traced; without any, an open of the model's weights"
@@ -31,6 +31,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     trace.add_argument("--place", default="auto", help="where to open it (default: auto)")
     trace.add_argument("--last", action="store_true", help="show the trace that was recorded last")
     trace.add_argument("--list", action="store_true", help="list the recorded traces, the last one first")
+    trace.add_argument("--limit", type=int, metavar="N", help="with --list: the last N only (default: all)")
     trace.add_argument("--id", help="show the trace of this id, or of one that begins so")
     trace.add_argument("--folder", type=Path, help="where traces are (default: the daemon's, below its state folder)")
     trace.add_argument("--least-ms", type=float, default=0.0, help="leave out what is shorter (default: 0)")
@@ -54,18 +55,34 @@ def _run(options: argparse.Namespace) -> None:
         level = Level.parse(options.level)
     except ValueError as error:
         raise CallerError(f"--level: {error}") from error
+    _check_limit(options)
     folder = options.folder or _folder_of_daemon(options)
+    if options.list:
+        _list(options, folder)
+        return
     found = _recorded(options, folder) if options.model is None else [_traced(options, folder, level)]
-    if options.export is not None:
-        _export(options.export, found, folder)
-    if options.otlp:
-        _send(found)
+    _hand_on(options, found, folder)
     if options.model is not None and level >= Level.FRAMEWORK:
         _note_what_lacks(found[0], has_request=bool(options.input))
-    if options.list:
-        _tell_list(found, as_json=options.json)
-    else:
-        show(found[0], options.least_ms / 1000, as_json=options.json)
+    show(found[0], options.least_ms / 1000, as_json=options.json)
+
+
+def _check_limit(options: argparse.Namespace) -> None:
+    from trims.core.errors import CallerError
+
+    if options.limit is None:
+        return
+    if not options.list or options.export is not None or options.otlp:
+        raise CallerError("--limit shortens what --list prints; leave out it, or what exports and sends all traces")
+    if options.limit < 1:
+        raise CallerError(f"--limit is {options.limit}; it must be at least 1")
+
+
+def _hand_on(options: argparse.Namespace, traces: list[Trace], folder: Path) -> None:
+    if options.export is not None:
+        _export(options.export, traces, folder)
+    if options.otlp:
+        _send(traces)
 
 
 def _folder_of_daemon(options: argparse.Namespace) -> Path:
@@ -159,39 +176,39 @@ def _note_what_lacks(trace: Trace, *, has_request: bool) -> None:
 
 def _recorded(options: argparse.Namespace, folder: Path) -> list[Trace]:
     from trims.core.errors import CallerError
-    from trims.trace.reader import read_traces
+    from trims.trace.reader import list_traces, read_traces
 
-    traces = read_traces(folder)[::-1]
-    if options.id:
-        traces = [each for each in traces if each.trace_id.startswith(options.id)]
-        if len(traces) > 1:
-            raise CallerError(f"{len(traces)} traces begin with {options.id!r}; name more of the id")
-    if not traces and not options.list:
+    wanted = options.id or next((each.trace_id for each in list_traces(folder, 1)), "")
+    traces = read_traces(folder, wanted) if wanted else []
+    if len(traces) > 1:
+        raise CallerError(f"{len(traces)} traces begin with {options.id!r}; name more of the id")
+    if not traces:
         what = f"no trace {options.id!r}" if options.id else "no trace"
         raise CallerError(f"{what} is recorded in {folder}; record one: trims trace MODEL, or trims serve --trace yes")
-    return traces if options.list else traces[:1]
+    return traces
 
 
-def _tell_list(traces: list[Trace], *, as_json: bool) -> None:
+def _list(options: argparse.Namespace, folder: Path) -> None:
+    from trims.core.errors import CallerError
+    from trims.trace.reader import list_traces, read_traces
+
+    if options.export is not None or options.otlp:
+        traces = read_traces(folder)
+        if not traces:
+            raise CallerError(f"no trace is recorded in {folder}, so there is nothing to export or send")
+        _hand_on(options, traces, folder)
+    _tell_list(list_traces(folder, options.limit), as_json=options.json)
+
+
+def _tell_list(traces: list[Summary], *, as_json: bool) -> None:
     from trims.cli.output import say, say_json
 
-    rows = [(each, each.roots[0]) for each in traces]
     if as_json:
-        say_json([_summary(trace) for trace, _ in rows])
+        say_json([each.as_json() for each in traces])
         return
-    for trace, root in rows:
-        wall_s = root.process.wall_ns(root.start_ns) / 1e9
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
-        length = _time((trace.end_ns - trace.start_ns) / 1e9)
-        say(f"{trace.trace_id}  {began}  {length:>10}  {len(trace.spans):5} spans  {root.name}")
-
-
-def _summary(trace: Trace) -> dict[str, Any]:
-    root = trace.roots[0]
-    return {
-        "trace_id": trace.trace_id, "name": root.name, "began_unix_ns": root.process.wall_ns(root.start_ns),
-        "seconds": (trace.end_ns - trace.start_ns) / 1e9, "spans": len(trace.spans),
-    }  # fmt: skip
+    for each in traces:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.began_unix_ns / 1e9))
+        say(f"{each.trace_id}  {began}  {_time(each.seconds):>10}  {each.spans:5} spans  {each.name}")
 
 
 def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
@@ -203,11 +220,12 @@ def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
         as_json: For programs.
     """
     from trims.cli.output import say, say_json
+    from trims.trace.reader import summarize
     from trims.trace.tree import lines
 
     found = lines(trace, least_s)
     if as_json:
-        say_json({**_summary(trace), "lines": [_as_json(each) for each in found]})
+        say_json({**summarize(trace.spans)[trace.trace_id].as_json(), "lines": [_as_json(each) for each in found]})
         return
     say(f"trace {trace.trace_id}")
     longest = max((2 * line.depth + len(line.name) for line in found), default=0)

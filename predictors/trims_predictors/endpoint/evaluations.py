@@ -1,12 +1,14 @@
 """Evaluations that the endpoint's clients order and read: one at a time, each in a process of its own.
 
-What runs is `trims eval`, what is read comes from `trims report`: command, page and library do the same.
+What runs is `trims eval`, what is read comes from `trims report` and `trims trace`: command, page and library do the
+same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,15 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.errands import Errand, Errands
 
 RUNNING, ENDED, FAILED, CANCELLED = "running", "ended", "failed", "cancelled"
+#: State that is answered of a cancelled one whose process still writes what it has.
+ENDING = "ending"
 #: Seconds that an evaluation has to end.
 _GRACE_S = 5.0
 #: Evaluations of this endpoint whose progress and errors are kept.
 _MOST_KEPT = 64
+#: Traces that are listed if a client does not say how many, and at most.
+LISTED_TRACES, MOST_LISTED_TRACES = 50, 500
+_TRACE_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
@@ -132,15 +139,26 @@ class Evaluations:
     async def listed(self, model: str = "") -> dict[str, Any]:
         """Return summaries of all evaluations in the database, or of one model's, and what is running."""
         found = json.loads(await self._errands.ask("report", "--json", *([f"--model={model}"] if model else [])))
-        running = None if self._running is None else self._running.as_json()
+        running = None if self._running is None else self._running_json(self._running)
         return {"evaluations": found, "running": running}
+
+    @staticmethod
+    def _running_json(running: Progress) -> dict[str, Any]:
+        return {**running.as_json(), "state": ENDING if running.state == CANCELLED else running.state}
 
     async def read(self, evaluation_id: str) -> dict[str, Any]:
         """Return an evaluation with its report; of one that is running, or never began, only the progress."""
         progress = self._known.get(evaluation_id)
-        if progress is not None and (progress.state == RUNNING or (progress.state == FAILED and not progress.done)):
+        if progress is not None and progress is self._running:
+            return self._running_json(progress)
+        if progress is not None and progress.state == FAILED and not progress.done:
             return progress.as_json()
-        (found,) = json.loads(await self._errands.ask("report", "--json", "--", evaluation_id))
+        try:
+            (found,) = json.loads(await self._errands.ask("report", "--json", "--", evaluation_id))
+        except CallerError:
+            if progress is None:
+                raise
+            return progress.as_json()  # it was cancelled before there was anything to keep
         state = progress.state if progress is not None else ENDED if found["ended"] else "interrupted"
         told = {} if progress is None or not progress.error else {"code": progress.code, "error": progress.error}
         return {**found, "state": state, **told}
@@ -156,14 +174,34 @@ class Evaluations:
         return explained
 
     async def trace(self, trace_id: str) -> dict[str, Any]:
-        """Return the trace of a sample, with a line for each span."""
-        found: dict[str, Any] = json.loads(await self._errands.ask("report", "--json", f"--trace={trace_id}"))
+        """Return a trace, with a line for each span: that of a sample, else one that was recorded in a file."""
+        if not _TRACE_ID.match(trace_id):
+            raise CallerError(f"{trace_id!r:.80} is no id of a trace: 32 digits of 0-9 and a-f")
+        try:
+            told = await self._errands.ask("report", "--json", f"--trace={trace_id}")
+        except CallerError:  # no sample has it
+            told = await self._errands.ask("trace", "--json", f"--id={trace_id}")
+        found: dict[str, Any] = json.loads(told)
         return found
 
+    async def traces(self, limit: int = LISTED_TRACES) -> dict[str, Any]:
+        """Return the traces that were recorded last in the daemon's folder, the last one first.
+
+        Raises CallerError if `limit` is not from 1 to `MOST_LISTED_TRACES`.
+        """
+        if not 1 <= limit <= MOST_LISTED_TRACES:
+            raise CallerError(f"the limit of traces is {limit}; it must be from 1 to {MOST_LISTED_TRACES}")
+        return {"traces": json.loads(await self._errands.ask("trace", "--list", "--json", f"--limit={limit}"))}
+
     async def remove(self, evaluation_id: str) -> dict[str, Any]:
-        """Cancel an evaluation that is running, which keeps its samples; remove one that is not."""
+        """Cancel an evaluation that is running, which keeps its samples; remove one that is not.
+
+        Raises BusyError for one that was cancelled and has not ended yet.
+        """
         running = self._running
         if running is not None and running.id == evaluation_id:
+            if running.state == CANCELLED:
+                raise BusyError(f"evaluation {evaluation_id} was cancelled and is ending; remove it in a moment")
             running.state = CANCELLED
             if self._errand is not None:
                 self._errand.interrupt()

@@ -110,6 +110,8 @@ class Service:
             self._was_ready = (await self._daemon.status()).health.status == "serving"
         except TrimsError:
             self._was_ready = False
+        if self._was_ready:
+            await self._hide_files()  # which is also where this endpoint records traces from its first request on
         return self.was_ready
 
     @property

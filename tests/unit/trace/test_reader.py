@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.trace.reader import read_counts, read_spans, read_traces, wait_for_trace
+from trims.trace import reader
+from trims.trace.reader import list_traces, read_counts, read_spans, read_traces, wait_for_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +71,84 @@ def test_a_trace_is_waited_for_until_its_spans_have_ended_or_patience_has(tmp_pa
     later.join(20)
     assert found is not None
     assert [each.is_finished for each in found.spans] == [True]
+
+
+def row(number: int, name: str, begin_ns: int, end_ns: int, span: str = "a") -> list[Any]:
+    return [f"{number:032x}", span * 16, "", name, 2, begin_ns, end_ns, 7, {}]
+
+
+def written_at(path: Path, unix_ns: int) -> Path:
+    os.utime(path, ns=(unix_ns, unix_ns))
+    return path
+
+
+def test_traces_are_listed_the_last_one_first_over_all_processes(tmp_path: Path) -> None:
+    other = {**HEADER, "pid": 8, "monotonic_ns": 2_000}
+    write(tmp_path, HEADER, {"spans": [row(1, "old", 1_000, 2_000), row(2, "root", 3_000, 9_000)]})
+    write(
+        tmp_path,
+        other,
+        {"spans": [row(2, "part", 4_000, 5_000)], "open": [row(2, "on", 9_500, 0, "b")]},
+        name="2-8.spans",
+    )
+    found = list_traces(tmp_path)
+    assert [each.as_json() for each in found] == [
+        {
+            "trace_id": f"{2:032x}", "name": "root", "began_unix_ns": 7_000, "seconds": 6.5e-6, "spans": 3,
+            "processes": 2,
+        },
+        {
+            "trace_id": f"{1:032x}", "name": "old", "began_unix_ns": 5_000, "seconds": 1e-6, "spans": 1,
+            "processes": 1,
+        },
+    ]  # fmt: skip
+    assert [each.name for each in list_traces(tmp_path, 1)] == ["root"]
+    assert list_traces(tmp_path / "no", 1) == []
+
+
+def test_a_short_list_reads_only_files_that_may_hold_one_of_its_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = {**HEADER, "unix_ns": 0, "monotonic_ns": 0}
+    written_at(write(tmp_path, header, {"spans": [row(1, "old", 10, 20)]}, name="1-1.spans"), 100)
+    written_at(write(tmp_path, header, {"spans": [row(2, "part", 310, 320)]}, name="2-2.spans"), 400)
+    written_at(write(tmp_path, header, {"spans": [row(2, "root", 300, 350)]}, name="3-3.spans"), 500)
+    opened: list[str] = []
+    read = reader._batches
+
+    def noted(path: Path, *given: Any) -> Any:
+        opened.append(path.name)
+        return read(path, *given)
+
+    monkeypatch.setattr(reader, "_batches", noted)
+    (found,) = list_traces(tmp_path, 1)
+    assert (found.name, found.spans) == ("root", 2)
+    assert opened == ["3-3.spans", "2-2.spans"]
+    assert len(list_traces(tmp_path, 2)) == 2
+
+
+def test_of_a_large_file_a_short_list_reads_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"spans": [row(number, f"t{number}", number * 10, number * 10 + 5)]} for number in range(1, 100)]
+    write(tmp_path, HEADER, *lines)
+    written_at(write(tmp_path, HEADER, {"spans": [row(500, "beyond", 1, 2)]}, name="0-1.spans"), 1)
+    monkeypatch.setattr(reader, "_MOST_LISTED_BYTES", 1_000)
+    found = [each.name for each in list_traces(tmp_path, 500)]
+    assert found == [f"t{number}" for number in range(99, 99 - len(found), -1)]
+    assert 5 < len(found) < 20
+    assert len(list_traces(tmp_path)) == 100
+
+
+def test_only_the_lines_of_the_wanted_trace_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, HEADER, {"spans": [row(1, "one", 1, 2)]}, {"spans": [row(17, "two", 1, 2), row(1, "three", 2, 3)]})
+    read: list[bytes] = []
+    loads = json.loads
+
+    def noted(line: bytes) -> Any:
+        read.append(line)
+        return loads(line)
+
+    monkeypatch.setattr(reader.json, "loads", noted)
+    (found,) = read_traces(tmp_path, f"{17:032x}")
+    assert [each.name for each in found.spans] == ["two"]
+    assert len(read) == 2
+    assert len(read_traces(tmp_path, "0" * 30)) == 2

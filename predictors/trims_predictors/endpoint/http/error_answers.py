@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from trims.core.errors import BusyError, DrainingError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
@@ -16,7 +17,11 @@ from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fastapi import FastAPI
+    from starlette.routing import BaseRoute
+    from starlette.types import Scope
 
 #: Messages that replace those of Starlette's own refusals.
 _WORDS = {
@@ -67,8 +72,11 @@ async def _bug(_: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 405 and request.method == "OPTIONS":  # it asks which methods there are
-        return Response(headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # Starlette names the methods of the first route only that has the path
+        headers["Allow"] = ", ".join(sorted(_methods(request.app.routes, request.scope)))
+        if request.method == "OPTIONS":  # it asks which methods there are
+            return Response(headers=headers)
     path = request.scope["path"]
     extension = extension_of_path(path) if error.status_code == 404 else None
     if extension is not None:
@@ -76,5 +84,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     made = error_answer(error.status_code, _WORDS.get(error.status_code, "{detail}").format(
         detail=error.detail, path=f"{path!r:.200}", method=request.method
     ))  # fmt: skip
-    made.headers.update(error.headers or {})
+    made.headers.update(headers)
     return made
+
+
+def _methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """Return the methods of all routes that have the path of a request."""
+    found: set[str] = set()
+    for each in routes:
+        inner = getattr(each, "original_router", None)  # of a router that was included
+        if inner is not None:
+            found |= _methods(inner.routes, scope)
+        elif isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE:
+            found |= each.methods or set()
+    return found

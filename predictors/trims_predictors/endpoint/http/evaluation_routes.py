@@ -1,4 +1,7 @@
-"""Evaluations over HTTP, below `/v1/evaluations`: ordered, watched, read, compared and removed. The operator's only."""
+"""Evaluations over HTTP, below `/v1/evaluations`: ordered, watched, read, compared and removed; and recorded traces.
+
+The operator's only.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from trims.core.errors import CallerError
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
+from trims_predictors.endpoint.evaluations import LISTED_TRACES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from trims_predictors.endpoint.evaluations import Evaluations
 
-_PATH = "/v1/evaluations"
+_PATH, _TRACES = "/v1/evaluations", "/v1/traces"
 #: A report is a page of its own: nothing from elsewhere, and no script.
 _REPORT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'",
@@ -46,6 +51,13 @@ def add_evaluation_routes(router: APIRouter, evaluations: Evaluations, most_body
     _add_reports(router, evaluations)
 
 
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(LISTED_TRACES))
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise CallerError(f"the limit of traces is {text!r:.80}; it must be a number such as {LISTED_TRACES}")
+    return int(text)
+
+
 async def _answered(request: Request, work: Awaitable[Mapping[str, Any]]) -> Response:
     async def answer() -> Response:
         return JSONResponse(await work)
@@ -65,6 +77,10 @@ def _add_reports(router: APIRouter, evaluations: Evaluations) -> None:
     async def explained(request: Request, evaluation: str, other: str) -> Response:
         return await _answered(request, evaluations.explained(evaluation, other))
 
-    @router.get("/v1/traces/{trace}")
+    @router.get(_TRACES)
+    async def traces(request: Request) -> Response:
+        return await _answered(request, evaluations.traces(_limit(request)))
+
+    @router.get(_TRACES + "/{trace}")
     async def trace(request: Request, trace: str) -> Response:
         return await _answered(request, evaluations.trace(trace))

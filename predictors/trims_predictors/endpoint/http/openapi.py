@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trims
+from trims_predictors.endpoint.evaluations import LISTED_TRACES, MOST_LISTED_TRACES
 from trims_predictors.endpoint.http.openapi_schemas import SCHEMAS, TEXT, reference
 
 if TYPE_CHECKING:
@@ -195,6 +196,10 @@ def _evaluation_paths() -> Json:
     report["responses"]["200"] = _answer("the report", TEXT, "text/html")
     base, one = "/v1/evaluations", {"parameters": [_variable("evaluation")]}
     both = {"parameters": [_variable("evaluation"), _variable("other")]}
+    limit: Json = {
+        "name": "limit", "in": "query", "required": False,
+        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED_TRACES, "default": LISTED_TRACES},
+    }  # fmt: skip
     return {
         base: {"get": _operation("All evaluations, and the running one", "Evaluations", errors), "post": begin},
         f"{base}/{{evaluation}}": {
@@ -205,8 +210,9 @@ def _evaluation_paths() -> Json:
         f"{base}/{{evaluation}}/explained/{{other}}": {
             "get": {**_operation("Two evaluations compared", "Explained", errors), **both}
         },
+        "/v1/traces": {"get": {**_operation("The traces recorded last", "Traces", errors), "parameters": [limit]}},
         "/v1/traces/{trace}": {
-            "get": {**_operation("The trace of a sample", "Trace", errors), "parameters": [_variable("trace")]}
+            "get": {**_operation("A recorded trace", "Trace", errors), "parameters": [_variable("trace")]}
         },
     }
 

@@ -143,6 +143,10 @@ SCHEMAS: Json = {
     "Explained": fields(required=("before", "after", "changes", "differences"), before=TEXT, after=TEXT,
                         changes=items_of(ANY), differences=items_of(TEXT)),
     "Trace": fields(required=("trace_id", "lines"), trace_id=TEXT, lines=items_of(ANY)),
+    "Traces": fields(required=("traces",), traces=items_of(fields(
+        required=("trace_id", "name", "began_unix_ns", "seconds", "spans", "processes"), trace_id=TEXT, name=TEXT,
+        began_unix_ns={"type": "integer"}, seconds={"type": "number"}, spans=BYTES, processes=BYTES,
+    ))),
     "Evicted": fields(required=("freed", "draining"), freed=items_of(TEXT), draining=items_of(TEXT)),
 }  # fmt: skip
 #: A word of Python cannot be an argument.

@@ -73,3 +73,9 @@ export async function post(path, body) {
 
 export const modelPath = (name) => `v2/models/${encodeURIComponent(name)}`;
 export const orderPath = (name, order) => `ui/models/${encodeURIComponent(name)}/${order}`;
+export const evaluationPath = (...names) => ["v1/evaluations", ...names.map(encodeURIComponent)].join("/");
+export const tracePath = (id) => `v1/traces/${encodeURIComponent(id)}`;
+
+export async function remove(path) {
+  return (await send(path, { method: "DELETE" })).json();
+}

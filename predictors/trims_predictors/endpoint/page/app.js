@@ -2,11 +2,16 @@
 
 import { AwayError, NoTokenError, get } from "./api.js";
 import { byId, count, setText, show, span } from "./dom.js";
+import { openEvaluations, showKnownModels } from "./evaluations.js";
 import { showModels, showPlaces } from "./models.js";
+import * as routes from "./routes.js";
+import { openTraces } from "./traces.js";
 import { openTrial, showTrialState } from "./trial.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
+const SELDOM = 5; // in other views than that of the models, which may measure how fast this machine is
+let beats = 0;
 let stopped = false;
 let state = null;
 let running = false;
@@ -36,6 +41,7 @@ function showState(found) {
   showPlaces(found.places);
   showModels(found, { tryModel: openTrial, refresh, banner: notice, empty: !away });
   showTrialState(found.models);
+  showKnownModels(found.models);
 }
 
 function showDaemon(daemon) {
@@ -85,5 +91,12 @@ function banner(text, [name, action] = []) {
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !stopped) refresh(); });
-setInterval(() => { if (!document.hidden && !stopped) refresh(); }, EVERY_MS);
-refresh();
+setInterval(() => {
+  beats += 1;
+  if (!document.hidden && !stopped && (routes.current() === "models" || beats % SELDOM === 0)) refresh();
+}, EVERY_MS);
+routes.addView("models", () => { if (!stopped) refresh(); });
+routes.addView("evaluations", openEvaluations);
+routes.addView("traces", openTraces);
+routes.begin();
+if (routes.current() !== "models") refresh();

@@ -11,6 +11,30 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** An element of SVG; properties are attributes, because a policy of the page forbids style in markup. */
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/**
+ * A table that scrolls by itself where the window is too narrow. Columns are [title, kind]: "figure" for numbers, "text"
+ * for texts that may wrap. A row is a list of texts or elements; its first one is its head.
+ */
+export function table(caption, columns, rows) {
+  const head = make("tr", {}, ...columns.map(([text, kind]) => make("th", { scope: "col", className: kind ?? "", textContent: text })));
+  const cell = (value, i) => {
+    const made = make(i === 0 ? "th" : "td", { className: columns[i]?.[1] ?? "" }, value ?? "");
+    if (i === 0) made.scope = "row";
+    return made;
+  };
+  const body = rows.map((row) => make("tr", {}, ...row.map(cell)));
+  const made = make("table", { className: "data" }, make("caption", { textContent: caption }), make("thead", {}, head), make("tbody", {}, ...body));
+  return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption }, made);
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Set a text only if it differs, so that selections and screen readers are left alone. */
@@ -62,6 +86,15 @@ export function span(seconds) {
   if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
   return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
+
+/** Seconds in the unit that suits them, as the command line has it. */
+export function time(seconds) {
+  if (seconds >= 10) return `${seconds.toFixed(2)} s`;
+  return seconds >= 1e-3 ? `${(seconds * 1e3).toFixed(1)} ms` : `${(seconds * 1e6).toFixed(0)} µs`;
+}
+
+export const percent = (part, digits = 0) => `${(100 * part).toFixed(digits)} %`;
+export const moment = (unixS) => new Date(unixS * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
 /** Seconds that are short, in milliseconds. */
 export function milliseconds(seconds) {

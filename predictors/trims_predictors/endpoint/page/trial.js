@@ -3,6 +3,8 @@
 import { get, modelPath, send } from "./api.js";
 import { showAnswer } from "./answer.js";
 import { byId, make, setText, show } from "./dom.js";
+import { go } from "./routes.js";
+import { expectTrace, newTrace } from "./traces.js";
 import { elements, numbers, outputs, sample, shapeOfTexts, shapeText, textsOf } from "./tensors.js";
 
 const IMAGE = /image|img|picture|photo|jpe?g|png/i;
@@ -41,7 +43,7 @@ async function describe() {
 export function showTrialState(models) {
   if (model === null) return;
   const there = models.some((each) => each.name === model);
-  byId("send").disabled = !there;
+  for (const name of ["send", "send-traced"]) byId(name).disabled = !there;
 }
 
 function field(input, index) {
@@ -136,8 +138,8 @@ async function body() {
   return { content: new Blob([header, ...parts.map((part) => part.blob).filter(Boolean)]), length: header.byteLength };
 }
 
-async function infer(path, { content, length }, signal) {
-  const headers = { "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(length) };
+async function infer(path, { content, length }, signal, more) {
+  const headers = { ...more, "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(length) };
   const response = await send(path, { method: "POST", headers, body: content, signal });
   const raw = await response.arrayBuffer();
   const end = Number(response.headers.get("Inference-Header-Content-Length") ?? raw.byteLength);
@@ -145,8 +147,13 @@ async function infer(path, { content, length }, signal) {
   return { parameters: header.parameters, outputs: outputs(header, raw.slice(end)) };
 }
 
-async function submit(event) {
+function submit(event) {
   event.preventDefault();
+  ask(null);
+}
+
+/** Send the request; a trace that is asked for is shown afterwards. */
+async function ask(trace) {
   if (sending !== null) return;
   const mine = new AbortController();
   const asked = model;
@@ -155,10 +162,14 @@ async function submit(event) {
   const began = performance.now();
   const clock = setInterval(() => setText(byId("seconds"), ` ${((performance.now() - began) / 1000).toFixed(1)} s`), 100);
   try {
-    const answer = await infer(`${modelPath(asked)}/infer`, await body(), mine.signal);
+    const answer = await infer(`${modelPath(asked)}/infer`, await body(), mine.signal, trace?.headers);
     if (asked !== model) return;
     showAnswer(byId("answer"), answer, (performance.now() - began) / 1000);
     said = answer.parameters?.cold ? "Answered, cold." : "Answered, warm.";
+    if (trace !== null) {
+      expectTrace(trace.id);
+      go("traces", trace.id);
+    }
     if (fields.length === 1 && byId("input-all") && (await hasInputs(asked))) await describe();
   } catch (error) {
     if (asked === model) fail(error.name === "AbortError" ? "Stopped." : error.message);
@@ -175,7 +186,8 @@ async function hasInputs(name) {
 function begin(mine) {
   sending = mine;
   fail("");
-  byId("send").setAttribute("aria-disabled", "true"); // a button that is disabled would lose the focus
+  // A button that is disabled would lose the focus.
+  for (const name of ["send", "send-traced"]) byId(name).setAttribute("aria-disabled", "true");
   show(byId("stop"), true);
   const seconds = make("span", { id: "seconds", "aria-hidden": "true" });
   byId("progress").replaceChildren("Waiting for the answer", seconds);
@@ -184,7 +196,7 @@ function begin(mine) {
 /** `said` is for screen readers: the line was there before, so its change is read. */
 function end(said) {
   sending = null;
-  byId("send").removeAttribute("aria-disabled");
+  for (const name of ["send", "send-traced"]) byId(name).removeAttribute("aria-disabled");
   if (document.activeElement === byId("stop")) byId("send").focus();
   show(byId("stop"), false);
   setText(byId("progress"), said);
@@ -201,4 +213,5 @@ byId("trial-form").addEventListener("submit", submit);
 byId("trial-form").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("trial-form").requestSubmit();
 });
+byId("send-traced").onclick = () => ask(newTrace());
 byId("stop").onclick = () => sending?.abort();

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from recorded import a_request
 from trims_predictors.cli.trace import _tell_list, show
+
+from trims.cli.main import build_parser
+from trims.core.errors import CallerError
+from trims.trace.reader import summarize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def build(words: list[str]) -> None:
+    options = build_parser("trace").parse_args(words)
+    options.run(options)
 
 
 def test_a_tree_is_printed_with_times_shares_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,8 +36,25 @@ def test_json_has_every_line_and_a_list_one_object_for_each_trace(capsys: pytest
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["spans"], len(told["lines"])) == ("open", 5, 7)
     assert told["lines"][1]["parent_id"] == told["lines"][0]["span_id"]
-    _tell_list([a_request()], as_json=True)
+    summaries = list(summarize(a_request().spans).values())
+    _tell_list(summaries, as_json=True)
     (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["trace_id"], listed["seconds"]) == (told["trace_id"], pytest.approx(100e-9))
-    _tell_list([a_request()], as_json=False)
+    assert listed.items() <= told.items()
+    assert (listed["seconds"], listed["spans"], listed["processes"]) == (pytest.approx(100e-9), 5, 2)
+    _tell_list(summaries, as_json=False)
     assert capsys.readouterr().out.split()[0] == told["trace_id"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--last", "--limit=1"], ["--list", "--limit=0"], ["--list", "--limit=1", "--export=x.json"]]
+)
+def test_a_limit_that_cannot_be_kept_is_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="--limit"):
+        build(["trace", *words, f"--folder={tmp_path}"])
+
+
+def test_a_list_without_traces_is_empty_and_exports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(["trace", "--list", "--json", f"--folder={tmp_path}"])
+    assert json.loads(capsys.readouterr().out) == []
+    with pytest.raises(CallerError, match="nothing to export"):
+        build(["trace", "--list", "--export=x.json", f"--folder={tmp_path}"])

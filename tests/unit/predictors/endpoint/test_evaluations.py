@@ -14,6 +14,8 @@ from trims.core.errors import BusyError, CallerError, PredictorError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
 
 class Errand:
     """A command that prints lines and ends when it may."""
@@ -92,6 +94,38 @@ def test_progress_is_kept_and_a_second_one_is_refused() -> None:
     assert found["state"] == "ended"
 
 
+def test_a_trace_that_no_sample_has_is_looked_for_among_recorded_files() -> None:
+    class Recorded(Errands):
+        async def ask(self, *words: str) -> str:
+            self.begun.append(words)
+            if words[0] == "report":
+                raise CallerError("no evaluation has it")
+            return json.dumps({"trace_id": TRACE})
+
+    errands = Recorded()
+    given = Evaluations(errands)  # type: ignore[arg-type]
+    assert asyncio.run(given.trace(TRACE)) == {"trace_id": TRACE}
+    assert errands.begun == [("report", "--json", f"--trace={TRACE}"), ("trace", "--json", f"--id={TRACE}")]
+
+
+@pytest.mark.parametrize("wrong", ["", TRACE[1:], TRACE.upper(), f"{TRACE}\n", "--help"])
+def test_what_is_no_id_of_a_trace_is_refused_before_a_command_runs(wrong: str) -> None:
+    errands = Errands()
+    with pytest.raises(CallerError, match="no id of a trace"):
+        asyncio.run(Evaluations(errands).trace(wrong))  # type: ignore[arg-type]
+    assert errands.begun == []
+
+
+def test_traces_are_listed_up_to_a_limit() -> None:
+    errands = Errands()
+    given = Evaluations(errands)  # type: ignore[arg-type]
+    assert list(asyncio.run(given.traces(3))) == ["traces"]
+    assert errands.begun == [("trace", "--list", "--json", "--limit=3")]
+    for wrong in (0, 501):
+        with pytest.raises(CallerError, match="from 1 to 500"):
+            asyncio.run(given.traces(wrong))
+
+
 def test_an_error_and_a_cancellation_are_told() -> None:
     async def ended(error: Exception | None, *, cancel: bool) -> dict[str, Any]:
         errands = Errands(error)
@@ -109,6 +143,55 @@ def test_an_error_and_a_cancellation_are_told() -> None:
     failed = asyncio.run(ended(PredictorError("it broke"), cancel=False))
     assert (failed["state"], failed["code"]) == ("failed", "predictor")
     assert asyncio.run(ended(PredictorError("it was interrupted"), cancel=True))["state"] == "cancelled"
+
+
+def test_a_cancelled_one_that_is_ending_is_not_removed() -> None:
+    class Slow(Errand):
+        def interrupt(self) -> None:
+            """Take a while."""
+
+    class SlowErrands(Errands):
+        def begin(self, *words: str) -> Errand:
+            self.begun.append(words)
+            self.errand = Slow([], None)
+            return self.errand
+
+    async def work() -> None:
+        errands = SlowErrands()
+        given = Evaluations(errands)  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        assert (await given.remove(begun["id"]))["state"] == "cancelled"
+        assert (await given.read(begun["id"]))["state"] == "ending"
+        with pytest.raises(BusyError, match="is ending"):
+            await given.remove(begun["id"])
+        errands.errand.go_on.set()
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        assert (await given.read(begun["id"]))["state"] == "cancelled"
+        assert await given.remove(begun["id"]) == {}
+        await given.close()
+
+    asyncio.run(work())
+
+
+def test_one_that_was_cancelled_before_anything_was_kept_is_read() -> None:
+    class Empty(Errands):
+        async def ask(self, *words: str) -> str:
+            if "--" in words:
+                raise CallerError("no evaluation has this id")
+            return "[]"
+
+    async def work() -> tuple[str, str]:
+        given = Evaluations(Empty())  # type: ignore[arg-type]
+        begun = await given.begin({"model": "m"})
+        await given.remove(begun["id"])
+        while (await given.listed())["running"] is not None:
+            await asyncio.sleep(0)
+        with pytest.raises(CallerError):
+            await given.read("another")
+        return begun["id"], str((await given.read(begun["id"]))["state"])
+
+    assert asyncio.run(work())[1] == "cancelled"
 
 
 def test_the_end_of_the_endpoint_ends_what_runs() -> None:

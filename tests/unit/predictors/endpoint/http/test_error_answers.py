@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgi import Reply, call
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from trims_predictors.endpoint.http.error_answers import add_error_answers
 
 from trims.core.errors import BusyError, CallerError, DrainingError, PredictorError
@@ -40,6 +40,22 @@ def test_errors_are_told_with_their_status(error: Exception, status: int, retry:
     reply = answer_to(error)
     assert (reply.status, reply.json()) == (status, {"error": str(error)})
     assert ("retry-after" in reply.headers) == retry
+
+
+def test_all_methods_of_a_path_are_allowed_whichever_routes_they_have() -> None:
+    app, router = FastAPI(), APIRouter()
+    add_error_answers(app)
+
+    async def it() -> None:
+        """Answer."""
+
+    for method in ("GET", "POST"):
+        router.add_api_route("/it", it, methods=[method])
+    router.add_api_route("/other", it, methods=["DELETE"])
+    app.include_router(router)
+    asked, refused = (asyncio.run(call(app, method, "/it")) for method in ("OPTIONS", "PUT"))
+    assert (asked.status, refused.status) == (200, 405)
+    assert asked.headers["allow"] == refused.headers["allow"] == "GET, POST"
 
 
 def test_an_endpoint_that_ends_closes_the_connection() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from asgi import Reply, call
 from fastapi import APIRouter, FastAPI
 from trims_predictors.endpoint.http.evaluation_routes import add_evaluation_routes
+
+from trims.core.errors import CallerError
 
 
 class Evaluations:
@@ -36,11 +39,19 @@ def ask(method: str, path: str, body: object = b"") -> Reply:
         ("DELETE", "/v1/evaluations/1", "remove", ["1"]),
         ("GET", "/v1/evaluations/1/explained/2", "explained", ["1", "2"]),
         ("GET", "/v1/traces/abc", "trace", ["abc"]),
+        ("GET", "/v1/traces", "traces", [50]),
+        ("GET", "/v1/traces?limit=7", "traces", [7]),
     ],
 )
 def test_each_route_has_its_answer(method: str, path: str, name: str, given: list[str]) -> None:
     reply = ask(method, path)
     assert (reply.status, reply.json()) == (200, {"name": name, "given": given})
+
+
+@pytest.mark.parametrize("limit", ["", "x", "-1", "1.5", "٣", "9" * 5000])
+def test_a_limit_that_is_no_number_is_refused(limit: str) -> None:
+    with pytest.raises(CallerError, match="must be a number"):
+        ask("GET", f"/v1/traces?limit={quote(limit)}")
 
 
 def test_an_order_is_accepted_before_it_is_carried_out() -> None:

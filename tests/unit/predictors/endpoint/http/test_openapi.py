@@ -54,7 +54,7 @@ def test_a_token_is_stated_where_it_is_needed(token: bool) -> None:
 def test_a_version_in_a_path_is_a_parameter_of_it() -> None:
     for path, methods in document(token=False)["paths"].items():
         for operation in methods.values():
-            names = {each["name"] for each in operation.get("parameters", [])}
+            names = {each["name"] for each in operation.get("parameters", []) if each["in"] == "path"}
             assert names == set(re.findall(r"{(\w+)}", path))
 
 
