@@ -120,6 +120,17 @@ def test_one_runs_at_a_time_can_be_cancelled_and_goes_on(endpoint: Endpoint) -> 
     wait_until(lambda: asked(endpoint, "GET", PATH)["running"] is None, "it ends once more")
 
 
+def test_a_load_is_ordered_and_kept(endpoint: Endpoint) -> None:
+    order = {"model": "m", "scenario": {"name": "poisson", "rate": 50, "requests": 10}}
+    found = made(endpoint, order)
+    assert found["state"] == "ended", found
+    (load,) = found["documents"]["workload"]
+    assert (load["scenario"], load["answered"], load["errors"]) == ("poisson", 10, {})
+    assert asked(endpoint, "GET", PATH)["evaluations"][-1]["scenario"] == "poisson"
+    wrong = made(endpoint, {"model": "m", "scenario": {"name": "poisson"}})
+    assert (wrong["state"], wrong["code"]) == ("failed", "bad_request")
+
+
 def test_an_endpoint_that_ends_ends_its_evaluation(endpoint: Endpoint) -> None:
     endpoint.ask("POST", PATH, {**SMALL, "how": ["hot"], "repeat": 2000})
     wait_until(lambda: len(endpoint.descendants()) > 1, "the evaluation's process is there")

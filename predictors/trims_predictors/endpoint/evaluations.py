@@ -47,6 +47,16 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
     idle: float | None = None
     level: str | None = None
     request: dict[str, Any] | None = None
+    models: list[str] = msgspec.field(default_factory=list)
+    scenario: dict[str, str | int | float] | None = None
+
+
+#: Fields of a scenario -> options of `trims eval`. None names a file of this machine.
+_OF_LOADS = {
+    "name": "scenario", "rate": "rate", "duration": "duration", "requests": "requests", "concurrency": "concurrency",
+    "burst_size": "burst-size", "bound_ms": "bound-ms", "percentile": "percentile", "popularity": "popularity",
+    "seed": "seed", "connections": "connections", "deadline_s": "deadline-s",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -100,7 +110,8 @@ class Evaluations:
 
         Args:
             order: `model`, or `resume` with an id; `from`, `how` and `batch` are lists, `repeat` and `idle` numbers,
-                `level` a word, `request` a request of the inference protocol.
+                `level` a word, `request` a request of the inference protocol; or `scenario` with its options for a
+                load on `model` and `models`.
 
         Raises:
             CallerError: It has another field, or one of another type.
@@ -223,10 +234,22 @@ class Evaluations:
         await asyncio.wait([task])
 
 
+def _load_words(asked: _Order) -> list[str]:
+    """Return the options of a load: of a scenario `{"name": "poisson", "rate": 200}`."""
+    scenario = dict(asked.scenario or {})
+    if asked.resume or asked.request is not None:
+        raise CallerError("a load has a model, and neither `resume` nor `request`")
+    unknown = sorted(scenario.keys() - set(_OF_LOADS))
+    if unknown or "name" not in scenario:
+        raise CallerError(f"`scenario` has no {(unknown or ['name'])[0]!r:.80}; known are {', '.join(_OF_LOADS)}")
+    return [f"--{_OF_LOADS[name]}={value}" for name, value in scenario.items()]
+
+
 def _taker(progress: Progress) -> Callable[[str], None]:
     def take(line: str) -> None:
         found = json.loads(line)
-        progress.done, progress.total, progress.last = int(found["done"]), int(found["total"]), found["sample"]
+        progress.done, progress.total = int(found["done"]), int(found["total"])
+        progress.last = found.get("sample") or found.get("probe") or {}
 
     return take
 
@@ -243,6 +266,10 @@ def _words(order: Mapping[str, Any]) -> tuple[str, list[str], list[str], str]:
     options = [f"{name}={','.join(map(str, values))}" for name, values in lists.items() if values is not None]
     words = {"--repeat": asked.repeat, "--idle": asked.idle, "--level": asked.level}
     options += [f"{name}={value}" for name, value in words.items() if value is not None]
+    if asked.scenario is not None:
+        return asked.model, [*options, *_load_words(asked)], [asked.model, *asked.models], ""
+    if asked.models:
+        raise CallerError("`models` are further models of a load: name its `scenario`")
     if asked.resume:
         return asked.resume, [*options, f"--resume={asked.resume}"], [], asked.resume
     request = [] if asked.request is None else [json.dumps(asked.request)]

@@ -137,6 +137,7 @@ SCHEMAS: Json = {
     "EvaluationOrder": fields(  # and `from`, below
         model=TEXT, resume=TEXT, request=ANY, how=items_of(TEXT), batch=items_of({"type": "integer"}),
         repeat={"type": "integer", "minimum": 1}, idle={"type": "number", "minimum": 0}, level=TEXT,
+        models=items_of(TEXT), scenario={"type": "object", "additionalProperties": {"type": ["string", "number"]}},
     ),
     "Evaluation": fields(required=("id", "model", "state"), id=TEXT, model=TEXT, state=TEXT, done=BYTES, total=BYTES),
     "Removed": fields(id=TEXT, state=TEXT),

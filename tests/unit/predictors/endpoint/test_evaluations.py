@@ -63,9 +63,29 @@ def test_an_order_becomes_a_command_line() -> None:
     assert _words({"resume": "1"}) == ("1", ["--resume=1"], [], "1")
 
 
+def test_a_load_becomes_a_command_line() -> None:
+    order = {"model": "m", "models": ["n"], "batch": [4], "scenario": {"name": "poisson", "rate": 5.5, "seed": 3}}
+    assert _words(order) == (
+        "m", ["--batch=4", "--scenario=poisson", "--rate=5.5", "--seed=3"], ["m", "n"], "",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"model": 1}, {"model": "m", "from": "cpu"}, {"model": "m", "repeat": 1.5}, {"model": "m", "resume": "1"}],
+    [
+        {"model": "m", "models": ["n"]},
+        {"model": "m", "scenario": {}},
+        {"resume": "1", "scenario": {"name": "closed"}},
+        {"model": "m", "scenario": {"name": "replay", "arrivals": "/etc/passwd"}},
+        {"model": "m", "scenario": {"name": "closed", "endpoint": "http://elsewhere"}},
+        {"model": "m", "scenario": {"name": "closed"}, "request": {}},
+        {"model": "m", "scenario": "closed"},
+        {},
+        {"model": 1},
+        {"model": "m", "from": "cpu"},
+        {"model": "m", "repeat": 1.5},
+        {"model": "m", "resume": "1"},
+    ],
 )
 def test_a_wrong_order_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(CallerError):
