@@ -51,3 +51,10 @@ def format_seconds(seconds: float) -> str:
 def align_up(offset_bytes: int, alignment_bytes: int) -> int:
     """Return the smallest multiple of the alignment that is not below the offset."""
     return -(-offset_bytes // alignment_bytes) * alignment_bytes
+
+
+def format_latency(seconds: float) -> str:
+    """Return seconds in the unit that suits them: `12 us`, `3.4 ms`, `12.3 s`."""
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trims.core.units import format_latency
 from trims_predictors.workloads.load import DONE, INTERRUPTED
 from trims_predictors.workloads.max_rate import TOLERANCE
 
@@ -38,15 +39,17 @@ def _latency_line(name: str, found: Latency | None) -> str:
     if found is None:
         return f"{name:24}" + "".join(f"{'-':>10}" for _ in range(5))
     values = (found.p50, found.p90, found.p99, found.p999, found.longest)
-    return f"{name:24}" + "".join(f"{_time(each):>10}" for each in values)
+    return f"{name:24}" + "".join(f"{format_latency(each):>10}" for each in values)
 
 
 def _model_lines(result: Workload) -> list[str]:
     text = [f"{'model':24}{'requests':>10}{'answered':>10}{'cold':>10}{'p50':>10}{'p99':>10}{'cold p50':>10}"]
     for each in result.models:
         share = "-" if each.cold_share is None else f"{each.cold_share:.1%}"
-        p50, p99 = ("-", "-") if each.latency is None else (_time(each.latency.p50), _time(each.latency.p99))
-        cold = "-" if each.cold_latency is None else _time(each.cold_latency.p50)
+        p50, p99 = (
+            ("-", "-") if each.latency is None else (format_latency(each.latency.p50), format_latency(each.latency.p99))
+        )
+        cold = "-" if each.cold_latency is None else format_latency(each.cold_latency.p50)
         text.append(f"{each.model:24}{each.requests:>10,}{each.answered:>10,}{share:>10}{p50:>10}{p99:>10}{cold:>10}")
     return text
 
@@ -56,7 +59,7 @@ def _probe_lines(result: Workload) -> list[str]:
         return []
     text = ["", f"{'probe':>10}{'requests':>10}{'late':>8}{'latency':>10}"]
     for probe in result.probes:
-        took = "-" if probe.seconds is None else _time(probe.seconds)
+        took = "-" if probe.seconds is None else format_latency(probe.seconds)
         text.append(
             f"{f'{probe.rate:.1f}/s':>10}{probe.requests:>10,}{probe.late_share:>8.1%}{took:>10}  {probe.why or 'held'}"
         )
@@ -64,9 +67,3 @@ def _probe_lines(result: Workload) -> list[str]:
     if result.max_rate is None:
         return [*text, f"no rate was held with {bound}"]
     return [*text, f"highest rate with {bound}: {result.max_rate:.1f}/s (within {TOLERANCE:.0%})"]
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

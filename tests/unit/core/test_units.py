@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.errors import ConfigError
-from trims.core.units import align_up, format_bytes, format_seconds, parse_bytes
+from trims.core.units import align_up, format_bytes, format_latency, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,10 @@ def test_aligning_goes_up_and_no_further(offset: int, alignment: int) -> None:
     aligned = align_up(offset, alignment)
     assert aligned % alignment == 0
     assert offset <= aligned < offset + alignment
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0000123, "12 us"), (0.0123, "12.3 ms"), (9.9, "9900.0 ms"), (12.3, "12.3 s")]
+)
+def test_latencies_have_the_unit_that_suits_them(seconds: float, text: str) -> None:
+    assert format_latency(seconds) == text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trims.core.units import format_latency
 from trims_predictors.evaluation.report.rows import rows
-from trims_predictors.evaluation.report.text import time_text
 from trims_predictors.evaluation.stack import differences
 
 if TYPE_CHECKING:
@@ -67,10 +67,12 @@ def lines(one: Evaluated, other: Evaluated) -> list[str]:
     text = [f"{one.order.id} -> {other.order.id}"]
     for each in changes(one, other):
         sure = "" if each.is_sure else "  (within what these samples can show)"
-        text.append(f"{each.title}: {time_text(each.before_s)} -> {time_text(each.after_s)} ({each.ratio:.2f}x){sure}")
+        text.append(
+            f"{each.title}: {format_latency(each.before_s)} -> {format_latency(each.after_s)} ({each.ratio:.2f}x){sure}"
+        )
         if each.is_sure:
             text += [
-                f"  {name} {'+' if grown > 0 else '-'}{time_text(abs(grown))}"
+                f"  {name} {'+' if grown > 0 else '-'}{format_latency(abs(grown))}"
                 for name, grown in each.stages.items()
                 if abs(grown) >= _NAMED * each.before_s
             ]

@@ -6,12 +6,13 @@ import time
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from trims.core.units import format_latency
 from trims_predictors.evaluation.leveled import Leveled
 from trims_predictors.evaluation.records import LAYERS, WORKLOAD
 from trims_predictors.evaluation.report import explain, leveled, text
 from trims_predictors.evaluation.report.plots import picture
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
-from trims_predictors.evaluation.report.text import time_text, times
+from trims_predictors.evaluation.report.text import times
 from trims_predictors.evaluation.stages import rank
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
         ("start", "first answer", "95 % interval", "ideal", "share of ideal", "vs alone", "vs fresh", "accounted", ""),
         (
             (
-                row.title, time_text(row.seconds.value),
-                f"{time_text(row.seconds.low)} to {time_text(row.seconds.high)}", time_text(row.ideal_s),
+                row.title, format_latency(row.seconds.value),
+                f"{format_latency(row.seconds.low)} to {format_latency(row.seconds.high)}", format_latency(row.ideal_s),
                 f"{row.share_of_ideal:.0%}", times(row.over_alone), times(row.over_fresh), f"{row.accounted:.1%}",
                 f"no verdict: {row.seconds.verdict}" if row.seconds.verdict else "",
             )
@@ -83,7 +84,10 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
     names = sorted({name for row in found for name in row.stages}, key=rank)
     yield "<h3>Stages</h3>" + _table(
         ("stage", *(row.title for row in found)),
-        ((name, *(time_text(row.stages[name]) if row.stages.get(name) else "" for row in found)) for name in names),
+        (
+            (name, *(format_latency(row.stages[name]) if row.stages.get(name) else "" for row in found))
+            for name in names
+        ),
     )
     sizes = batches(samples)
     if sizes:
@@ -91,7 +95,7 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
             ("way", "batch", "run", "rows/s", "gain", ""),
             (
                 (
-                    each.way, each.batch, time_text(each.run.value), f"{each.per_s:.1f}",
+                    each.way, each.batch, format_latency(each.run.value), f"{each.per_s:.1f}",
                     "" if each.gain is None else f"{each.gain:+.0%}", "optimal" if each.is_optimal else "",
                 )
                 for each in sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trims.core.units import format_latency
 from trims_predictors.evaluation.leveled import Leveled
 from trims_predictors.evaluation.records import LAYERS, WORKLOAD
 from trims_predictors.evaluation.report import leveled
@@ -46,9 +47,9 @@ def _starts(samples: Sequence[Sample]) -> list[str]:
     head = f"{'from':6}{'how':10}{'batch':>6}{'first answer':>14}  {'95 % interval':24}{'ideal':>10}{'share':>7}"
     text = [head + f"{'vs alone':>10}{'vs fresh':>10}"]
     for row in found:
-        interval = f"{time_text(row.seconds.low)} .. {time_text(row.seconds.high)}"
-        line = f"{row.tier:6}{row.way:10}{row.batch:6}{time_text(row.seconds.value):>14}  {interval:24}"
-        line += f"{time_text(row.ideal_s):>10}{row.share_of_ideal:7.0%}"
+        interval = f"{format_latency(row.seconds.low)} .. {format_latency(row.seconds.high)}"
+        line = f"{row.tier:6}{row.way:10}{row.batch:6}{format_latency(row.seconds.value):>14}  {interval:24}"
+        line += f"{format_latency(row.ideal_s):>10}{row.share_of_ideal:7.0%}"
         line += f"{times(row.over_alone):>10}{times(row.over_fresh):>10}"
         text.append(line + (f"  no verdict: {row.seconds.verdict}" if row.seconds.verdict else ""))
     return [*text, "", *_stage_lines(found)]
@@ -59,7 +60,7 @@ def _stage_lines(found: Sequence[Row]) -> list[str]:
     width = max(14, *(len(row.title) + 2 for row in found))
     text = [f"{'stage':18}" + "".join(f"{row.title:>{width}}" for row in found)]
     for name in names:
-        values = (time_text(row.stages[name]) if row.stages.get(name) else "-" for row in found)
+        values = (format_latency(row.stages[name]) if row.stages.get(name) else "-" for row in found)
         text.append(f"{name:18}" + "".join(f"{value:>{width}}" for value in values))
     text.append(f"{'accounted for':18}" + "".join(f"{row.accounted:>{width}.1%}" for row in found))
     return text
@@ -73,17 +74,10 @@ def _batch_lines(samples: Sequence[Sample]) -> list[str]:
     for each in found:
         gain = "" if each.gain is None else f"{each.gain:+.0%}"
         best = "  optimal: a larger batch gains 5 % or less" if each.is_optimal else ""
-        text.append(f"{each.way:10}{each.batch:6}{time_text(each.run.value):>12}{each.per_s:12.1f}{gain:>8}{best}")
+        text.append(f"{each.way:10}{each.batch:6}{format_latency(each.run.value):>12}{each.per_s:12.1f}{gain:>8}{best}")
     return text
 
 
 def times(ratio: float | None) -> str:
     """Return a ratio such as `2.5x`; empty for None."""
     return "" if ratio is None else f"{ratio:.1f}x"
-
-
-def time_text(seconds: float) -> str:
-    """Return seconds in the unit that suits them."""
-    if seconds >= 10:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
