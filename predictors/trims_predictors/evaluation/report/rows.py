@@ -75,7 +75,8 @@ class Batch(NamedTuple):
     Attributes:
         per_s: Rows per second.
         gain: Of `per_s` over the batch before, as a part; None for the first.
-        is_optimal: Whether doubling it gains no more than `WORTH`, and every smaller one gains more.
+        is_optimal: Whether doubling it gains no more than `WORTH` and every smaller one gains more, or it is the largest.
+        next_gain: Gain of the batch behind it; None for the largest.
     """
 
     batch: int
@@ -84,6 +85,7 @@ class Batch(NamedTuple):
     per_s: float
     gain: float | None
     is_optimal: bool
+    next_gain: float | None = None
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
@@ -143,7 +145,11 @@ def _batches_of(way: str, runs: Mapping[int, Median]) -> list[Batch]:
     per_s = [size / runs[size].value for size in sizes]
     gains = [None, *(after / before - 1 for before, after in itertools.pairwise(per_s))]
     best = next((index for index, gain in enumerate(gains[1:]) if gain is not None and gain <= WORTH), len(sizes) - 1)
-    return [Batch(size, way, runs[size], per_s[index], gains[index], index == best) for index, size in enumerate(sizes)]
+    after = [*gains[1:], None]
+    return [
+        Batch(size, way, runs[size], per_s[index], gains[index], index == best, after[index])
+        for index, size in enumerate(sizes)
+    ]
 
 
 def answers_differ(samples: Sequence[Sample]) -> bool:

@@ -73,7 +73,8 @@ def _batch_lines(samples: Sequence[Sample]) -> list[str]:
     text = ["", f"{'how':10}{'batch':>6}{'run':>12}{'rows/s':>12}{'gain':>8}"]
     for each in found:
         gain = "" if each.gain is None else f"{each.gain:+.0%}"
-        best = "  optimal: a larger batch gains 5 % or less" if each.is_optimal else ""
+        knee = "a larger one gains 5 % or less" if each.next_gain is not None else "the largest measured still gains"
+        best = f"  optimal: {knee}" if each.is_optimal else ""
         text.append(f"{each.way:10}{each.batch:6}{format_latency(each.run.value):>12}{each.per_s:12.1f}{gain:>8}{best}")
     return text
 
