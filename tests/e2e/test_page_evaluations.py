@@ -244,7 +244,15 @@ def test_what_an_evaluation_says_is_text(browser: Browser) -> None:
         "levels": [{"level": MARKUP, "seconds": median, "overhead_s": -0.1}],
         "layers": {"run_s": 0.5, "layers": [layer] * 40, "accounted": 1.0, "operators": 3},
     }  # fmt: skip
-    batch = {"batch": 2, "way": MARKUP, "run": median, "per_s": 4.0, "gain": 0.04, "is_optimal": True}
+    batch = {
+        "batch": 2,
+        "way": MARKUP,
+        "run": median,
+        "per_s": 4.0,
+        "gain": 0.04,
+        "is_optimal": True,
+        "next_gain": 0.01,
+    }
     latency = {"p50": 0.001, "p90": 0.002, "p99": 0.25, "p999": 0.5, "longest": 1.0}
     of_model = {"model": MARKUP, "requests": 9, "answered": 8, "cold": None, "latency": latency, "cold_latency": None}
     load = {

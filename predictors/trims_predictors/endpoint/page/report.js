@@ -100,7 +100,7 @@ function stageTable(rows) {
 function batches(sizes) {
   const rows = sizes.map((each) => [
     `${each.way} x${each.batch}`, time(each.run.value), each.per_s.toFixed(1), each.gain === null ? "" : `${each.gain < 0 ? "−" : "+"}${percent(Math.abs(each.gain))}`,
-    each.is_optimal ? "optimal: a larger batch gains 5 % or less" : "",
+    each.is_optimal ? `optimal: ${each.next_gain === null ? "the largest measured still gains" : "a larger one gains 5 % or less"}` : "",
   ]);
   return table("Batches", [["How"], ["Run", "figure"], ["Rows per second", "figure"], ["Gain", "figure"], ["", "text"]], rows);
 }

@@ -26,7 +26,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { font-size: 1rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
+th, td { white-space: nowrap; padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child, td.text { text-align: left; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 .note { color: #b00020; } dt { float: left; width: 11rem; opacity: .7; } dd { margin: 0 0 0 11rem; }

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 #: Colours of stages that have one; others take the next of matplotlib's.
 _COLOURS = {
     "process": "#7f7f7f", "import framework": "#bcbd22", "connect": "#17becf", "open": "#1f77b4",
-    "convert": "#8c564b", "tier disk": "#aec7e8", "tier cpu": "#6baed6", "tier gpu": "#08519c", "attach": "#2ca02c",
+    "convert": "#8c564b", "tier disk": "#aec7e8", "tier cpu": "#6baed6", "tier disk-cpu": "#9ecae1",
+    "tier cpu-disk": "#c6dbef", "tier gpu": "#08519c", "tier cpu-gpu": "#3182bd", "attach": "#2ca02c",
     "import code": "#e377c2", "build": "#9467bd", "run": "#ff7f0e", "unattributed": "#d9d9d9",
 }  # fmt: skip
 _ROW_INCHES = 0.36
@@ -82,6 +83,9 @@ def _throughput(axes: Any, evaluated: Evaluated) -> None:
         best = next(each for each in of_way if each.is_optimal)
         axes.annotate(f"optimal: {best.batch}", (best.batch, best.per_s), fontsize=8)
     axes.set_xscale("log", base=2)
+    sizes = sorted({each.batch for each in found})
+    axes.set_xticks(sizes, [str(each) for each in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("batch")
     axes.set_ylabel("rows per second")
     axes.legend(fontsize=7, frameon=False)

@@ -75,7 +75,7 @@ class Batch(NamedTuple):
     Attributes:
         per_s: Rows per second.
         gain: Of `per_s` over the batch before, as a part; None for the first.
-        is_optimal: Whether doubling it gains no more than `WORTH` and every smaller one gains more, or it is the largest.
+        is_optimal: Whether doubling it gains no more than `WORTH` and each smaller one gains more; or it is largest.
         next_gain: Gain of the batch behind it; None for the largest.
     """
 
