@@ -33,6 +33,8 @@ RUNNING = (HOT, SETTLED)
 #: Runs before a predictor rests to be settled.
 _SETTLING_RUNS = 20
 _LOAD_S, _RUN_S = 600.0, 600.0
+#: Rounds in which a template learns, seconds for them, and between two looks whether it has.
+_ROUNDS, _LEARNING_S, _LOOK_S = 3, 120.0, 0.05
 #: Part of the largest value by which equal answers may differ, for types that are rounded.
 _ROUNDED = {"FP64": 1e-9, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
 
@@ -64,6 +66,7 @@ class Starter:
         self._idle_s = idle_s
         self._artifact = artifact
         self._hot: PredictorProcess | None = None
+        self._is_taught = False
 
     async def prepare(self, way: str, batch: int = 1) -> None:
         """Have ready what a sample in this way does not count: a template, or a predictor that has answered."""
@@ -73,6 +76,7 @@ class Starter:
             if why:
                 raise NoWayError(why)
         if way == TEMPLATE:
+            await self._teach()
             process = await self._templates.take(self._deployment.environment)
             await process.end()
         elif way in RUNNING:
@@ -87,6 +91,24 @@ class Starter:
                 process.kill("it could not be prepared")
                 raise
             self._hot = process
+
+    async def _teach(self) -> None:
+        """Have the template learn what the model imports, once, as an endpoint's templates do."""
+        until = asyncio.get_running_loop().time() + _LEARNING_S
+        for _ in range(0 if self._is_taught else _ROUNDS):
+            process = await self._templates.take(self._deployment.environment)
+            try:
+                imported = await self._load(process)
+            finally:
+                await process.end()
+            environment, preload = self._deployment.environment, self._deployment.preload
+            self._templates.preloads.want(environment, self._deployment.model, preload)
+            self._templates.teach(environment, [*preload, *imported])
+            if not self._templates.learning():
+                break
+            while self._templates.learning() and asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(_LOOK_S)
+        self._is_taught = True
 
     async def start(self, way: str, batch: int = 1) -> tuple[PredictorProcess, list[Tensor]]:
         """Have a process answer one request. Return it, and the outputs."""
@@ -128,10 +150,13 @@ class Starter:
         with span("prepare"):
             await process.ask(message, deadline_s=_LOAD_S)
 
-    async def _load(self, process: PredictorProcess, *, alone: bool = False) -> None:
+    async def _load(self, process: PredictorProcess, *, alone: bool = False) -> list[str]:
+        """Have a process load the model. Return the modules that it had to import."""
         message = {**load_message(self._deployment), "record": False}
         with span("load model"):
-            await process.ask({**message, "alone": self._artifact} if alone else message, deadline_s=_LOAD_S)
+            answer = await process.ask({**message, "alone": self._artifact} if alone else message, deadline_s=_LOAD_S)
+        imported: list[str] = answer["imported"]
+        return imported
 
     async def _run(self, process: PredictorProcess, batch: int) -> list[Tensor]:
         with span("run"):
