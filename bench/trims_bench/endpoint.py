@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trims.process.python import run_module
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -33,15 +33,20 @@ _POLL_S = 0.02
 Inputs = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
-def image(name: str, side: int = 224) -> Inputs:
-    """One grey picture."""
-    return {name: ("FP32", (1, 3, side, side), struct.pack("<f", 0.5) * (3 * side * side))}
+def as_inputs(arrays: Mapping[str, Any]) -> Inputs:
+    """Return numpy's arrays, float32 or int64, as the inputs of a request."""
+    types = {"float32": "FP32", "int64": "INT64"}
+    return {name: (types[array.dtype.name], array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
-def tokens(*names: str, count: int = 16) -> Inputs:
-    """One text of so many tokens, under each of the names."""
-    data = struct.pack(f"<{count}q", *range(1000, 1000 + count))
-    return dict.fromkeys(names, ("INT64", (1, count), data))
+def in_binary(inputs: Inputs, **parameters: object) -> tuple[bytes, dict[str, str]]:
+    """Return the body of a request with binary tensors, and its headers."""
+    described = [
+        {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, (dtype, shape, data) in inputs.items()
+    ]
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True, **parameters}}).encode()
+    return b"".join((header, *(data for _, _, data in inputs.values()))), {_LENGTH: str(len(header))}
 
 
 class EndpointError(Exception):
@@ -60,14 +65,8 @@ class EndpointClient:
 
     def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
         """One request; returns the answer's JSON and the bytes of its outputs. Raises EndpointError."""
-        described = [
-            {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-            for name, (dtype, shape, data) in inputs.items()
-        ]
-        asked = {"inputs": described, "parameters": {"binary_data_output": True, **parameters}}
-        header = json.dumps(asked).encode()
-        body = b"".join((header, *(data for _, _, data in inputs.values())))
-        self._connection.request("POST", f"/v2/models/{model}/infer", body, {_LENGTH: str(len(header))})
+        body, headers = in_binary(inputs, **parameters)
+        self._connection.request("POST", f"/v2/models/{model}/infer", body, headers)
         answer = self._connection.getresponse()
         content = answer.read()
         if answer.status != http.HTTPStatus.OK:
