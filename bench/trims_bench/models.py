@@ -242,12 +242,12 @@ class Shipped:
         """Return the path of its manifest in the checkout."""
         return MANIFESTS / f"{self.name}.yaml"
 
-    def without_place(self) -> dict[str, Any]:
-        """Return the manifest without its wish for a place, which would have a first arrival wait for a conversion."""
+    def raw(self, **residency: object) -> dict[str, Any]:
+        """Return the manifest with this residency instead of its own; with a place, an open waits until it is there."""
         from trims.registry.base import read_manifest
 
         raw, _ = read_manifest(self.manifest)
-        return {key: value for key, value in raw.items() if key != "residency"}
+        return {**raw, "residency": residency}
 
 
 SHIPPED = (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIGURE = "figure"
 #: Figures that today's scenarios no longer take under these names: their last records stand where their questions went.
 FORMER = {
-    "starts": ("first_answer", "unseen", "cold", "torch", "onnxruntime", "packed", "mxnet"),
+    "starts": ("first_answer", "cold", "torch", "onnxruntime", "packed", "mxnet"),
     "requests": ("predictor",),
 }
 #: Figures with so many rows that a picture shows them.

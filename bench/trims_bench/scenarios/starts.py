@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, more, ratio
-from trims_bench.models import ARCHITECTURES, MXNET, NUMPY, ONNX, SHIPPED, SIDE, TORCH, inputs, manifest
+from trims_bench.models import ARCHITECTURES, MXNET, NUMPY, ONNX, SHIPPED, SIDE, TORCH, artifact_of, inputs, manifest
 from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _manifest(start: Start, name: str, setup: Setup, folder: Path) -> dict[str, 
     if start.framework == NUMPY:
         return small_manifest("dense", write_weights(folder / "small.npz"), "dense", [-1, 64])
     if start.published and not setup.quick:
-        return next(each.without_place() for each in SHIPPED if each.name == start.published)
+        return next(each.raw(place="cpu") for each in SHIPPED if each.name == start.published)
     return manifest(
         f"start-{name}", start.architecture, start.framework, small=setup.quick, options=start.options,
         artifact_format=start.artifact_format,
@@ -159,6 +159,39 @@ def _inputs(start: Start, setup: Setup) -> dict[str, Any] | None:
     if start.framework == TORCH and start.architecture in ("gpt2", "llama-300m"):
         del given["attention_mask"]
     return given
+
+
+# -- at a daemon that has never seen the model ---------------------------------------------------------------------
+
+_UNSEEN = "first arrival to the first answer in a fresh process, of models that use has converted later"
+_UNSEEN_NOTE = (
+    "A daemon of its own for each turn, which knows the model by its manifest and has read nothing of it. The first "
+    "open is served from the published file; a later one has the model converted, which `from file` above measures. "
+    "The process asks for the model (`session.prefetch`), imports the framework, and opens it. The file is in memory."
+)
+#: Pairs by model: a small one gains little beside its framework's import, whose time varies.
+_PAIRS = {"minilm-l6-v2": 15, "resnet50": 11, "vgg16": 7}
+
+
+def unseen(setup: Setup) -> Figure:
+    """Measure the manifests' models; those whose framework is not here are left out and named."""
+    from trims_bench.holding import first_answer_ns
+
+    chosen = [each for each in SHIPPED if each.framework != MXNET or setup.has_mxnet]
+    chosen = [each for each in chosen if each.name == "resnet50" or not setup.quick]
+    figure = Figure("unseen", _UNSEEN, [], [_UNSEEN_NOTE])
+    figure.notes += [f"Not measured: {each.title}." for each in SHIPPED if each not in chosen]
+    for shipped in chosen:
+        with setup.daemon() as daemon:  # it has the artifact made, if that has a builder
+            daemon.add(shipped.manifest)
+        artifact = artifact_of(shipped.manifest, setup.state_dir)
+        found: dict[bool, list[int]] = {False: [], True: []}
+        for number in range(setup.repeats(_PAIRS[shipped.name])):
+            for alone in sorted(found, reverse=bool(number % 2)):
+                found[alone].append(first_answer_ns(shipped, artifact, setup.environments(), alone=alone))
+        ours, theirs = Samples("trims, never seen before", found[False]), Samples("framework alone", found[True])
+        figure.comparisons.append(faster(shipped.title, ours, theirs, Bar(">=", 1.0)))
+    return figure
 
 
 def figure_of(start: Start, name: str, evaluated: Evaluated) -> Figure:
@@ -231,4 +264,7 @@ def _compute(group: Sequence[Sample]) -> Samples:
     return Samples("later runs", [round(median(each.steady_s) * 1e9) for each in group])
 
 
-PARTS = {name: Part(start.title, partial(evaluate_start, start, name)) for name, start in STARTS.items()}
+PARTS = {
+    **{name: Part(start.title, partial(evaluate_start, start, name)) for name, start in STARTS.items()},
+    "unseen": Part(_UNSEEN, unseen),
+}

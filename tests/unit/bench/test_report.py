@@ -40,8 +40,8 @@ def test_figures_of_another_scenario_are_not_in_a_table() -> None:
 
 
 def test_a_former_figure_stands_with_the_scenario_that_answers_its_question_now() -> None:
-    records = latest([record("01", 9.0, name="unseen")])
-    assert "| starts, **unseen** |" in markdown(records, ["starts"])
+    records = latest([record("01", 9.0, name="cold")])
+    assert "| starts, **cold** |" in markdown(records, ["starts"])
     assert set(FORMER) <= set(NAMES)
     assert not {name for names in FORMER.values() for name in names} & set(parts())
 
