@@ -16,7 +16,7 @@ from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.endpoint import EndpointError
 from trims_bench.machine import commit, machine, versions
-from trims_bench.report import FIGURE, readable
+from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
 from trims_bench.scenarios import NAMES, chosen, parts_of
 from trims_bench.scenarios.base import Setup
@@ -109,15 +109,15 @@ def record(figure: Figure, *, quick: bool) -> dict[str, Any]:
 def keep(kept: dict[str, Any], database: str) -> None:
     """Keep a record in a database: with the evaluation that its figure was read from, else as one of its own."""
     from trims_predictors.evaluation.database.evaluations import Evaluations
-    from trims_predictors.evaluation.records import Order, new_id
+    from trims_predictors.evaluation.records import FIGURE, Order, new_id
     from trims_predictors.evaluation.stack import stack
 
     found = kept["figure"]["evaluation"]
     with Evaluations(database) as evaluations:
         if not found:
             found = new_id()
-            about = {"scenario": "bench", "figure": kept["figure"]["name"], "quick": kept["quick"]}
             name = f"bench {kept['figure']['name']}"
+            about = {"scenario": name, "quick": kept["quick"]}
             order = Order(found, name, "", (), (), 0, scenario=about, began_unix_s=time.time(), stack=stack())
             evaluations.begin(order, 0)
             evaluations.end(found, {})

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import environment, started
-from trims_bench.daemon import DaemonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,6 +111,8 @@ def first_answer_ns(shipped: Shipped, artifact: Path, environments: Mapping[str,
         environments: Interpreters of frameworks with an environment of their own.
         alone: Whether by its framework alone; else over a daemon of its own, which has read nothing of the model.
     """
+    from trims_bench.daemon import DaemonProcess  # whose imports the environments of frameworks lack
+
     raw = shipped.raw()
     source = {key: value for key, value in raw["artifact"].items() if key in ("format", "options")}
     given = {**raw, "artifact": {"options": {}, **source, "path": str(artifact)}}

@@ -20,8 +20,6 @@ from trims_bench.scenarios import NAMES, parts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Kind of the document of an evaluation that is a record of a figure.
-FIGURE = "figure"
 #: Figures that today's scenarios no longer take under these names: their last records stand where their questions went.
 FORMER = {
     "starts": ("first_answer", "cold", "torch", "onnxruntime", "packed", "mxnet"),
@@ -44,6 +42,7 @@ def in_folder(folder: Path) -> Iterator[dict[str, Any]]:
 def in_database(url: str) -> Iterator[dict[str, Any]]:
     """Yield all records that a database keeps."""
     from trims_predictors.evaluation.database.evaluations import Evaluations
+    from trims_predictors.evaluation.records import FIGURE
 
     with Evaluations(url) as evaluations:
         for each in evaluations.summaries():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from trims_bench.bench import keep, record
-from trims_bench.report import FIGURE
 from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
 from trims_bench.scenarios import NAMES, chosen, parts, parts_of
 from trims_bench.scenarios.base import Setup
@@ -90,12 +89,13 @@ def skip_without(name: str) -> None:
 @pytest.mark.bench_smoke
 def test_an_evaluated_start_is_kept_with_its_samples_and_its_figure(setup: Setup) -> None:
     from trims_predictors.evaluation.database.evaluations import Evaluations
+    from trims_predictors.evaluation.records import FIGURE
 
     figure = PARTS["numpy"][1].run(setup)
     keep(record(figure, quick=True), setup.database)
     with Evaluations(setup.database) as kept:
         found = kept.read(figure.evaluation)
-    assert {each.way for each in found.samples} == {"alone", "fresh", "hot"}
+    assert {each.way for each in found.samples} == {"alone", "fresh", "template", "hot"}
     assert found.documents[FIGURE][0]["figure"]["name"] == "numpy"
 
 
@@ -131,7 +131,10 @@ def test_the_command_prints_a_table_and_keeps_raw_results(folder: Path, capsys: 
     assert kept["machine"]["cores"] >= 1
     assert str(folder) not in path.read_text()
     assert main(["report", "--database", f"sqlite:///{folder / 'out' / 'evaluations.db'}"]) == 0
-    assert "bench open" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "bench open" in listed
+    assert main(["report", listed.split()[0], "--database", f"sqlite:///{folder / 'out' / 'evaluations.db'}"]) == 0
+    assert "open 4 GB, p50" in capsys.readouterr().out
 
 
 def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""How fast bytes come: every page of a large model read, and a disk image copied into shared memory."""
+"""Speed of bytes: every page of a large model read, and a disk image copied into shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client waits for: a warm open, a fresh interpreter's first weights, and a file that no daemon has seen."""
+"""Waits of a client: for a warm open, a fresh interpreter's first weights, and a file that no daemon has seen."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _NAME, _WIDTH = "dense", 64
 
 
 def _target(url: str, models: Mapping[str, tuple[bytes, dict[str, str]]]) -> Target:
-    """Return whom a generator asks: a request for each model, whose name is put into the path of the URL."""
+    """Return the target of a generator: one request for each model, with its name in the path of the URL."""
     from trims_predictors.workloads.order import Server, http_request
     from trims_predictors.workloads.scenarios import Target
 
@@ -274,7 +274,8 @@ _TOGETHER_NOTE = (
 
 def together(setup: Setup) -> Figure:
     """Take turns of one, two and four clients, each of both models."""
-    most = max(_CLIENTS)
+    clients_at_once = _CLIENTS[: setup.size(3, 2)]
+    most = max(clients_at_once)
     asked = in_binary(as_inputs(inputs("resnet50", TORCH, setup.size(224, 32))))
     taken: dict[tuple[str, int], list[int]] = {}
     with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir) as endpoint:
@@ -285,12 +286,12 @@ def together(setup: Setup) -> Figure:
             _made("closed", _at(endpoint, {name: asked}), concurrency=most, duration=0.5)
         _await_calm(endpoint)
         for _ in range(setup.repeats(5)):
-            for count in _CLIENTS:
+            for count in clients_at_once:
                 for name in ("divided", "stated"):
                     seconds = setup.seconds(5.0, 0.5)
                     load = _made("closed", _at(endpoint, {name: asked}), concurrency=count, duration=seconds)
                     taken.setdefault((name, count), []).append(_ns(load, "p50"))
-    return Figure("together", _TOGETHER, [*_at_once(taken)], [_TOGETHER_NOTE])
+    return Figure("together", _TOGETHER, [*_at_once(taken, clients_at_once)], [_TOGETHER_NOTE])
 
 
 def _await_calm(endpoint: EndpointProcess, deadline_s: float = 120.0) -> None:
@@ -302,12 +303,12 @@ def _await_calm(endpoint: EndpointProcess, deadline_s: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def _at_once(taken: Mapping[tuple[str, int], list[int]]) -> Iterator[Comparison]:
+def _at_once(taken: Mapping[tuple[str, int], list[int]], clients_at_once: Sequence[int]) -> Iterator[Comparison]:
     alone = Samples("one client", taken["divided", 1])
-    for count in _CLIENTS[1:]:
+    for count in clients_at_once[1:]:
         ours = Samples(f"{count} clients", taken["divided", count])
         yield share(f"{count} clients at once, times one client", ours, alone, Bar("<=", float(count)))
-    for count in _CLIENTS:
+    for count in clients_at_once:
         ours, theirs = (Samples(name, taken[name, count]) for name in ("divided", "stated"))
         yield share(f"{count} at once, times threads stated for each", ours, theirs, None)
 

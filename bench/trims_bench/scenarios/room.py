@@ -129,7 +129,7 @@ def plane(setup: Setup) -> Figure:
                 zoo_daemon(setup, folder, models, shape, room) as daemon,
                 _sides(models, most, daemon.runtime_dir) as sides,
             ):
-                for zipf, count, cold in product(_ZIPFS, _CLIENTS, (False, True)):
+                for zipf, count, cold in product(_ZIPFS[: setup.size(3, 1)], _CLIENTS, (False, True)):
                     if count <= most and (not cold or count == _CLIENTS_COLD):
                         figure.comparisons.append(_cell(setup, sides, folder, room, Load(zipf, count, 4.0), cold=cold))
     return figure

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trims_bench.scenarios.base import Setup
 
 TIERS, WAYS = ("file", "disk", "cpu"), ("alone", "fresh", "template", "hot")
-_QUICK_TIERS, _QUICK_WAYS = ("cpu",), ("alone", "fresh", "hot")
+_QUICK_TIERS, _QUICK_WAYS = ("cpu",), ("alone", "fresh")
 #: Stages that are the model's: not the interpreter's, the libraries' or the computation's.
 _OTHERS = ("process", "import framework", "import code", "run", "unattributed")
 #: Tier of the framework alone that a start is compared with: its file, in memory or not.
@@ -127,7 +127,7 @@ def evaluate_start(start: Start, name: str, setup: Setup) -> Figure:
             model,
             _inputs(start, setup),
             tiers=_QUICK_TIERS if setup.quick else TIERS,
-            ways=_QUICK_WAYS if setup.quick else WAYS,
+            ways=_QUICK_WAYS if setup.quick and start.framework != NUMPY else WAYS,
             repeats=setup.repeats(start.repeats),
             database=setup.database,
             runtime_dir=str(daemon.runtime_dir),

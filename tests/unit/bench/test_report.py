@@ -26,7 +26,7 @@ def record(day: str, value: float, *, quick: bool = False, name: str = "open") -
     }  # fmt: skip
 
 
-def test_a_table_shows_the_newest_full_run_of_each_figure_with_its_day_commit_and_processor() -> None:
+def test_a_table_shows_the_newest_full_run_of_each_figure_and_its_machine() -> None:
     records = [record("01", 9.0), record("02", 1.5), record("03", 7.0, quick=True)]
     lines = markdown(latest(records), ["client"]).splitlines()
     assert lines[2:] == [
