@@ -10,12 +10,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims_predictors.evaluation.stack import stack
+
 from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.endpoint import EndpointError
-from trims_bench.machine import commit, machine, versions
+from trims_bench.machine import commit
 from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
 from trims_bench.scenarios import NAMES, chosen, parts_of
@@ -98,8 +100,7 @@ def record(figure: Figure, *, quick: bool) -> dict[str, Any]:
     """Return a figure with all that is needed to judge it later."""
     return {
         "figure": figure.to_json(),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": stack(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
@@ -110,7 +111,6 @@ def keep(kept: dict[str, Any], database: str) -> None:
     """Keep a record in a database: with the evaluation that its figure was read from, else as one of its own."""
     from trims_predictors.evaluation.database.evaluations import Evaluations
     from trims_predictors.evaluation.records import FIGURE, Order, new_id
-    from trims_predictors.evaluation.stack import stack
 
     found = kept["figure"]["evaluation"]
     with Evaluations(database) as evaluations:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trims.process.python import run_module
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -27,6 +27,8 @@ _TELLS_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v2")
 _TELLS_GRPC_PORT = re.compile(r"gRPC at 127\.0\.0\.1:(\d+)")
 _LENGTH = "Inference-Header-Content-Length"
 _END_S = 30.0
+#: Seconds in which an endpoint has to have what is waited for.
+_CALM_S = 120.0
 _POLL_S = 0.02
 
 #: Name -> data type, shape and bytes.
@@ -156,29 +158,27 @@ class EndpointProcess:
         """See `EndpointClient.state`."""
         return self._client.state()
 
-    def await_spare(self, framework: str, model: str, deadline_s: float = 120.0) -> None:
-        """Wait until no predictor of the model runs, a spare is ready and no template learns.
+    def await_spare(self, framework: str, model: str) -> None:
+        """Wait until no predictor of the model runs, a spare is ready and no template learns. Raises EndpointError."""
+        self._await(model, lambda state: framework not in state["learning"] and state["spares"].get(framework))
 
-        Raises EndpointError after the deadline.
-        """
-        until = time.monotonic() + deadline_s
+    def await_hot_spare(self, model: str) -> None:
+        """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError."""
+        self._await(model, lambda state: state["hot"].get(model))
+
+    def await_calm(self) -> None:
+        """Wait until no template learns. Raises EndpointError."""
+        self._await("", lambda state: not state["learning"])
+
+    def _await(self, model: str, is_so: Callable[[dict[str, Any]], object]) -> None:
+        """Wait until no predictor of the model runs and the state is one wanted. Raises EndpointError in the end."""
+        until = time.monotonic() + _CALM_S
         while time.monotonic() < until:
             state = self.state()
-            calm = framework not in state["learning"] and state["spares"].get(framework)
-            if calm and model not in state["models"]:
+            if model not in state["models"] and is_so(state):
                 return
             time.sleep(_POLL_S)
-        raise EndpointError(f"no spare for {framework} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
-
-    def await_hot_spare(self, model: str, deadline_s: float = 120.0) -> None:
-        """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError after the deadline."""
-        until = time.monotonic() + deadline_s
-        while time.monotonic() < until:
-            state = self.state()
-            if state["hot"].get(model) and model not in state["models"]:
-                return
-            time.sleep(_POLL_S)
-        raise EndpointError(f"no hot spare of {model} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
+        raise EndpointError(f"no calm after {_CALM_S:g} s: {self.state()}; {''.join(self._said)}")
 
 
 def environment_of(mxnet: Path | None) -> list[str]:

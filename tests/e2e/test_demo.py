@@ -77,7 +77,8 @@ def test_without_mxnet_the_demo_says_why_and_goes_on(folder: Path) -> None:
     done = demo(folder, "--models", "vgg16", TRIMS_MXNET_PYTHON="/nowhere/python")
     assert done.returncode == 0, done.stderr
     assert (
-        "The MXNet part is left out: no MXNet environment at /nowhere/python; `make mxnet-env` makes it." in done.stdout
+        "The MXNet part is left out: no environment of MXNet at /nowhere/python; `make mxnet-env` makes it."
+        in done.stdout
     )
     assert "Left behind: no process" in done.stdout
 

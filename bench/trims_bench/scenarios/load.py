@@ -284,7 +284,7 @@ def together(setup: Setup) -> Figure:
             daemon.register({**given, "predictor": {"instances": most, "hot": 0, **threads}})
             daemon.load(name, place="cpu")
             _made("closed", _at(endpoint, {name: asked}), concurrency=most, duration=0.5)
-        _await_calm(endpoint)
+        endpoint.await_calm()
         for _ in range(setup.repeats(5)):
             for count in clients_at_once:
                 for name in ("divided", "stated"):
@@ -292,15 +292,6 @@ def together(setup: Setup) -> Figure:
                     load = _made("closed", _at(endpoint, {name: asked}), concurrency=count, duration=seconds)
                     taken.setdefault((name, count), []).append(_ns(load, "p50"))
     return Figure("together", _TOGETHER, [*_at_once(taken, clients_at_once)], [_TOGETHER_NOTE])
-
-
-def _await_calm(endpoint: EndpointProcess, deadline_s: float = 120.0) -> None:
-    """Return once no template learns. Raises EndpointError after the deadline."""
-    until = time.monotonic() + deadline_s
-    while endpoint.state()["learning"]:
-        if time.monotonic() > until:
-            raise EndpointError(f"a template still learns after {deadline_s:g} s: {endpoint.state()}")
-        time.sleep(0.1)
 
 
 def _at_once(taken: Mapping[tuple[str, int], list[int]], clients_at_once: Sequence[int]) -> Iterator[Comparison]:

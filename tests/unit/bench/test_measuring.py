@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from trims_bench import smaps
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import ChildError, call
-from trims_bench.machine import machine, versions
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, middle, more, ratio, share
-from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
+from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python, packages_path
 from trims_bench.scenarios.client import opens
+from trims_predictors.evaluation.stack import stack
 
 from trims.trace import spans
 
@@ -181,7 +181,7 @@ def test_processes_below_one_are_its_children_and_theirs() -> None:
 
 
 def test_a_child_gives_back_what_its_function_returns() -> None:
-    assert call(machine, {}) == machine()
+    assert call(packages_path, {}) == packages_path()
 
 
 def test_a_child_that_fails_says_what_failed() -> None:
@@ -190,10 +190,10 @@ def test_a_child_that_fails_says_what_failed() -> None:
 
 
 def test_what_a_machine_is_says_nothing_about_whose_it_is() -> None:
-    told = json.dumps([machine(), versions()])
+    told = json.dumps(stack())
     assert os.uname().nodename not in told
     assert os.fspath(Path.home()) not in told
-    assert versions()["numpy"] == np.__version__
+    assert stack()["libraries"]["numpy"] == np.__version__
 
 
 def test_a_missing_mxnet_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,5 +216,5 @@ def test_missing_clients_say_where_they_were_looked_for(monkeypatch: pytest.Monk
 
 def test_a_python_without_tritonclient_has_no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMS_CLIENTS_PYTHON", sys.executable)
-    with pytest.raises(ClientsMissingError, match="cannot import tritonclient and aiohttp"):
+    with pytest.raises(ClientsMissingError, match="cannot import tritonclient"):
         clients_python()
