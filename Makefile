@@ -69,7 +69,7 @@ format: env ## let ruff rewrite what it can
 
 .PHONY: bench
 bench: env mxnet-env clients-env ## the figures of docs/benchmarks.md, into bench/results and its database; for hours
-	$(BIN)/trims bench all --out bench/results || [ $$? = 3 ]  # 3: a bar was missed, which the tables show
+	$(BIN)/trims bench all --out bench/results || [ $$? -ge 3 ]  # a bar was missed, or a figure cannot be taken here
 	$(BIN)/python -m trims_bench.report docs/benchmarks.md
 
 # On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which
