@@ -1,4 +1,4 @@
-"""Running scenarios one after the other: prints a table, keeps raw results."""
+"""Runs of scenarios, one after the other: printed as a table, kept in a database, and exported as raw results."""
 
 from __future__ import annotations
 
@@ -10,39 +10,51 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims_predictors.evaluation.stack import stack
+
 from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.endpoint import EndpointError
-from trims_bench.machine import commit, machine, versions
+from trims_bench.machine import commit
 from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
-from trims_bench.runs import WorkerError
-from trims_bench.scenarios import NAMES, scenario
+from trims_bench.scenarios import NAMES, chosen, parts_of
 from trims_bench.scenarios.base import Setup
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from trims_bench.figures import Comparison, Figure
+    from trims_bench.measuring import Comparison, Figure
+    from trims_bench.scenarios import Part
+
+_DATABASE = "evaluations.db"
 
 
 def main(options: argparse.Namespace) -> int:
     """Run what was asked for: 0 if every bar is reached, 3 if one is missed, 4 if a figure could not be taken."""
     if options.names == ["list"]:
-        for name in NAMES:
-            say(f"{name:<12} {scenario(name).TITLE}")
+        for scenario in NAMES:
+            for name, part in parts_of(scenario).items():
+                say(f"{scenario:<9} {name:<16} {part.title}")
         return 0
-    names = _chosen(options.names)
+    try:
+        wanted = chosen(options.names)
+    except ValueError as error:
+        raise CallerError(str(error)) from error
     if options.out is not None:
         _make(options.out)
     with _work(options.work) as work:
-        setup = Setup(work, quick=options.quick, repeat=options.repeat, resident_bytes=options.resident)
-        figures = [figure for name in names if (figure := _take(name, setup, options.out)) is not None]
+        database = options.database or (
+            "" if options.out is None else f"sqlite:///{options.out.absolute() / _DATABASE}"
+        )
+        setup = Setup(work, options.quick, options.repeat, options.resident, database)
+        taken = (_take(name, part, setup, options.out) for name, (_, part) in wanted.items())
+        figures = [figure for figure in taken if figure is not None]
     _print(figures)
-    if len(figures) < len(names):
+    if len(figures) < len(wanted):
         return 4
     return 0 if all(figure.reached for figure in figures) else 3
 
@@ -53,15 +65,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CallerError(f"raw results cannot be kept in {folder}: {error.strerror}; give --out a folder") from error
-
-
-def _chosen(names: Sequence[str]) -> Sequence[str]:
-    if "all" in names:
-        return NAMES
-    for name in names:
-        if name not in NAMES:
-            raise CallerError(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}, and all")
-    return names
 
 
 @contextlib.contextmanager
@@ -75,37 +78,50 @@ def _work(folder: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def _take(name: str, setup: Setup, out: Path | None) -> Figure | None:
+def _take(name: str, part: Part, setup: Setup, out: Path | None) -> Figure | None:
     """One figure; None, and a line that says why, if it cannot be taken here."""
     began = time.monotonic()
     try:
-        with console().status(f"{name}: {scenario(name).TITLE} ..."):
-            figure = scenario(name).run(setup)
-    except (MxnetMissingError, ClientsMissingError, ChildError, EndpointError, WorkerError, TrimsError) as error:
+        with console().status(f"{name}: {part.title} ..."):
+            figure = part.run(setup)
+    except (MxnetMissingError, ClientsMissingError, ChildError, EndpointError, TrimsError) as error:
         note(f"{name}: not measured: {error}")
         return None
     say(f"{name}: {'reached' if figure.reached else 'NOT reached'}, in {format_seconds(time.monotonic() - began)}")
+    kept = record(figure, quick=setup.quick)
+    keep(kept, setup.database)
     if out is not None:
-        _keep(figure, setup, out)
+        path = out / f"{kept['date'][:10]}-{figure.name}.json"
+        path.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
     return figure
 
 
 def record(figure: Figure, *, quick: bool) -> dict[str, Any]:
-    """A figure with all that is needed to judge it later."""
+    """Return a figure with all that is needed to judge it later."""
     return {
         "figure": figure.to_json(),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": stack(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
     }
 
 
-def _keep(figure: Figure, setup: Setup, out: Path) -> None:
-    kept = record(figure, quick=setup.quick)
-    path = out / f"{kept['date'][:10]}-{figure.name}.json"
-    path.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+def keep(kept: dict[str, Any], database: str) -> None:
+    """Keep a record in a database: with the evaluation that its figure was read from, else as one of its own."""
+    from trims_predictors.evaluation.database.evaluations import Evaluations
+    from trims_predictors.evaluation.records import FIGURE, Order, new_id
+
+    found = kept["figure"]["evaluation"]
+    with Evaluations(database) as evaluations:
+        if not found:
+            found = new_id()
+            name = f"bench {kept['figure']['name']}"
+            about = {"scenario": name, "quick": kept["quick"]}
+            order = Order(found, name, "", (), (), 0, scenario=about, began_unix_s=time.time(), stack=stack())
+            evaluations.begin(order, 0)
+            evaluations.end(found, {})
+        evaluations.add_document(found, FIGURE, 0, kept)
 
 
 def _print(figures: Sequence[Figure]) -> None:
@@ -118,7 +134,12 @@ def _print(figures: Sequence[Figure]) -> None:
 
 
 def _cells(compared: Comparison) -> list[str]:
-    sides = [readable(side.unit, side.median) for side in compared.sides[:2]] + ["", ""]
+    sides = [_side(side.unit, side.median, side.interval) for side in compared.sides[:2]] + ["", ""]
     bar = "" if compared.bar is None else f"{compared.bar.relation} {compared.bar.limit:g} {compared.unit}"
     verdict = {None: "", True: "reached", False: "NOT reached"}[compared.reached]
     return [*sides[:2], f"{compared.value:.3g} {compared.unit}", bar, verdict]
+
+
+def _side(unit: str, median: float, interval: tuple[float, float]) -> str:
+    low, high = (readable(unit, each) for each in interval)
+    return readable(unit, median) if low == high else f"{readable(unit, median)} ({low} .. {high})"

@@ -1,6 +1,6 @@
 """One function in one fresh process: measuring must not share an interpreter with who drives it.
 
-    python -m trims_bench.child trims_bench.scenarios.open:measure '{"runtime_dir": "..."}'
+    python -m trims_bench.child trims_bench.scenarios.client:opens '{"runtime_dir": "..."}'
 
 calls the function with the object's members and prints what it returns as one JSON line. A generator function goes on
 beside what is measured: what it yields first is printed at once. Each line of input, a JSON object, is sent into it,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ class ChildError(Exception):
     """A measuring process failed; the message carries its last words."""
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of all sides: bytecode is used, nothing is fetched or reported over the network."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
 def call(
     function: Callable[..., Any],
     given: Mapping[str, Any],
@@ -45,13 +52,11 @@ def call(
         function: Of a module that the process can import.
         given: Its arguments, JSON values.
         python: Interpreter; this one by default.
-        env: All environment variables; `trims_bench.runs.environment()` by default.
+        env: All environment variables; `environment()` by default.
 
     Raises:
         ChildError: It raised, or died.
     """
-    from trims_bench.runs import environment
-
     name = f"{function.__module__}:{function.__name__}"
     done = subprocess.run(
         run_module("trims_bench.child", name, json.dumps(given), python=python or ""),
@@ -97,23 +102,29 @@ class Started:
 
 
 @contextmanager
-def started(function: Callable[..., Iterator[Any]], given: Mapping[str, Any]) -> Iterator[Started]:
+def started(
+    function: Callable[..., Iterator[Any]],
+    given: Mapping[str, Any],
+    *,
+    python: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Started]:
     """Begin a module's generator function in a fresh process, which is gone after the block.
 
     Args:
         function: Of a module that the process can import. It yields twice; before the second time it waits for nothing.
         given: Its arguments, JSON values.
+        python: Interpreter; this one by default.
+        env: All environment variables; `environment()` by default.
     """
-    from trims_bench.runs import environment
-
     name = f"{function.__module__}:{function.__name__}"
     process = subprocess.Popen(
-        run_module("trims_bench.child", name, json.dumps(given)),
+        run_module("trims_bench.child", name, json.dumps(given), python=python or ""),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=environment() if env is None else env,
     )
     try:
         yield Started(process, name)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trims.process.python import run_module
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -27,21 +27,28 @@ _TELLS_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v2")
 _TELLS_GRPC_PORT = re.compile(r"gRPC at 127\.0\.0\.1:(\d+)")
 _LENGTH = "Inference-Header-Content-Length"
 _END_S = 30.0
+#: Seconds in which an endpoint has to have what is waited for.
+_CALM_S = 120.0
 _POLL_S = 0.02
 
 #: Name -> data type, shape and bytes.
 Inputs = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
-def image(name: str, side: int = 224) -> Inputs:
-    """One grey picture."""
-    return {name: ("FP32", (1, 3, side, side), struct.pack("<f", 0.5) * (3 * side * side))}
+def as_inputs(arrays: Mapping[str, Any]) -> Inputs:
+    """Return numpy's arrays, float32 or int64, as the inputs of a request."""
+    types = {"float32": "FP32", "int64": "INT64"}
+    return {name: (types[array.dtype.name], array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
-def tokens(*names: str, count: int = 16) -> Inputs:
-    """One text of so many tokens, under each of the names."""
-    data = struct.pack(f"<{count}q", *range(1000, 1000 + count))
-    return dict.fromkeys(names, ("INT64", (1, count), data))
+def in_binary(inputs: Inputs, **parameters: object) -> tuple[bytes, dict[str, str]]:
+    """Return the body of a request with binary tensors, and its headers."""
+    described = [
+        {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, (dtype, shape, data) in inputs.items()
+    ]
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True, **parameters}}).encode()
+    return b"".join((header, *(data for _, _, data in inputs.values()))), {_LENGTH: str(len(header))}
 
 
 class EndpointError(Exception):
@@ -60,14 +67,8 @@ class EndpointClient:
 
     def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
         """One request; returns the answer's JSON and the bytes of its outputs. Raises EndpointError."""
-        described = [
-            {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-            for name, (dtype, shape, data) in inputs.items()
-        ]
-        asked = {"inputs": described, "parameters": {"binary_data_output": True, **parameters}}
-        header = json.dumps(asked).encode()
-        body = b"".join((header, *(data for _, _, data in inputs.values())))
-        self._connection.request("POST", f"/v2/models/{model}/infer", body, {_LENGTH: str(len(header))})
+        body, headers = in_binary(inputs, **parameters)
+        self._connection.request("POST", f"/v2/models/{model}/infer", body, headers)
         answer = self._connection.getresponse()
         content = answer.read()
         if answer.status != http.HTTPStatus.OK:
@@ -157,29 +158,27 @@ class EndpointProcess:
         """See `EndpointClient.state`."""
         return self._client.state()
 
-    def await_spare(self, framework: str, model: str, deadline_s: float = 120.0) -> None:
-        """Wait until no predictor of the model runs, a spare is ready and no template learns.
+    def await_spare(self, framework: str, model: str) -> None:
+        """Wait until no predictor of the model runs, a spare is ready and no template learns. Raises EndpointError."""
+        self._await(model, lambda state: framework not in state["learning"] and state["spares"].get(framework))
 
-        Raises EndpointError after the deadline.
-        """
-        until = time.monotonic() + deadline_s
+    def await_hot_spare(self, model: str) -> None:
+        """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError."""
+        self._await(model, lambda state: state["hot"].get(model))
+
+    def await_calm(self) -> None:
+        """Wait until no template learns. Raises EndpointError."""
+        self._await("", lambda state: not state["learning"])
+
+    def _await(self, model: str, is_so: Callable[[dict[str, Any]], object]) -> None:
+        """Wait until no predictor of the model runs and the state is one wanted. Raises EndpointError in the end."""
+        until = time.monotonic() + _CALM_S
         while time.monotonic() < until:
             state = self.state()
-            calm = framework not in state["learning"] and state["spares"].get(framework)
-            if calm and model not in state["models"]:
+            if model not in state["models"] and is_so(state):
                 return
             time.sleep(_POLL_S)
-        raise EndpointError(f"no spare for {framework} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
-
-    def await_hot_spare(self, model: str, deadline_s: float = 120.0) -> None:
-        """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError after the deadline."""
-        until = time.monotonic() + deadline_s
-        while time.monotonic() < until:
-            state = self.state()
-            if state["hot"].get(model) and model not in state["models"]:
-                return
-            time.sleep(_POLL_S)
-        raise EndpointError(f"no hot spare of {model} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
+        raise EndpointError(f"no calm after {_CALM_S:g} s: {self.state()}; {''.join(self._said)}")
 
 
 def environment_of(mxnet: Path | None) -> list[str]:

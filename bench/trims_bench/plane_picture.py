@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trims_bench.report import latest
+from trims_bench.report import in_folder, latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +84,7 @@ def _text(x: int, y: int, text: str, *, size: int = 12, anchor: str = "middle", 
 
 def main() -> None:
     """Read the newest record, write the picture."""
-    record = latest(Path(sys.argv[1]), ["plane"])["plane"]
+    record = latest(in_folder(Path(sys.argv[1])))["plane"]
     Path(sys.argv[2]).write_text(picture(cells(record["figure"]["comparisons"])))
 
 

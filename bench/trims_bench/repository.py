@@ -11,10 +11,8 @@ from trims.process.python import run_code
 
 ROOT = Path(trims_bench.__file__).absolute().parents[2]
 MANIFESTS = ROOT / "manifests"
-#: Overrides the checkout's MXNet environment with another interpreter.
-MXNET_VARIABLE = "TRIMS_MXNET_PYTHON"
-#: Overrides the environment of clients by others in the same way.
-CLIENTS_VARIABLE = "TRIMS_CLIENTS_PYTHON"
+#: Variables that name other interpreters than those of the checkout's environments.
+MXNET_VARIABLE, CLIENTS_VARIABLE = "TRIMS_MXNET_PYTHON", "TRIMS_CLIENTS_PYTHON"
 _IMPORT_TIMEOUT_S = 60
 
 
@@ -29,33 +27,27 @@ class MxnetMissingError(Exception):
 def mxnet_python() -> Path:
     """The interpreter of the MXNet environment, tried. Raises MxnetMissingError."""
     folder = ROOT / ".venv-mxnet"
-    python = Path(os.environ.get(MXNET_VARIABLE, folder / "bin" / "python"))
-    reason = folder / "unavailable"
-    if not python.exists():
-        if reason.exists() and MXNET_VARIABLE not in os.environ:
-            raise MxnetMissingError(reason.read_text().strip())
-        raise MxnetMissingError(f"no MXNet environment at {python}; `make mxnet-env` makes it")
-    tried = subprocess.run(
-        run_code("import mxnet", python=python), capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
-    )
-    if tried.returncode != 0:
-        last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
-        raise MxnetMissingError(f"{python} cannot import MXNet: {last}")
-    return python
+    python, reason = Path(os.environ.get(MXNET_VARIABLE, folder / "bin" / "python")), folder / "unavailable"
+    if not python.exists() and reason.exists() and MXNET_VARIABLE not in os.environ:
+        raise MxnetMissingError(reason.read_text().strip())
+    return _tried(python, "MXNet", "mxnet", "make mxnet-env", MxnetMissingError)
 
 
 def clients_python() -> Path:
     """The interpreter of the environment of clients by others, tried. Raises ClientsMissingError."""
     python = Path(os.environ.get(CLIENTS_VARIABLE, ROOT / ".venv-clients" / "bin" / "python"))
+    modules = "tritonclient.grpc, tritonclient.http"
+    return _tried(python, "tritonclient", modules, "make clients-env", ClientsMissingError)
+
+
+def _tried(python: Path, what: str, modules: str, make: str, missing: type[Exception]) -> Path:
     if not python.exists():
-        raise ClientsMissingError(f"no environment of clients at {python}; `make clients-env` makes it")
-    code = "import aiohttp, tritonclient.grpc, tritonclient.http"
-    tried = subprocess.run(
-        run_code(code, python=python), capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
-    )
+        raise missing(f"no environment of {what} at {python}; `{make}` makes it")
+    command = run_code(f"import {modules}", python=python)
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S)
     if tried.returncode != 0:
         last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
-        raise ClientsMissingError(f"{python} cannot import tritonclient and aiohttp: {last}")
+        raise missing(f"{python} cannot import {what}: {last}")
     return python
 
 

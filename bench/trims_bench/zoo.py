@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trims_bench.child import started
+from trims_bench.models import TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trims_bench.child import Started
 
 Side = Literal["trims", "transformers"]
-TOKENS = list(range(1000, 1016))
+TOKEN_IDS = list(range(1000, 1000 + TOKENS))
 #: Seconds between the signal to the clients and their first request.
 _AHEAD_S = 0.2
 #: Largest difference between answers of one model by different ways.
@@ -47,25 +48,19 @@ class Model:
 
     def manifest(self, shape: dict[str, Any]) -> dict[str, Any]:
         """Return the manifest for `trims add`."""
-        options = {"module": "trims_bench.builders.minilm_torch:build_module", "module_args": shape}
+        options = {"module": "trims_bench.models:torch_module", "module_args": {"architecture": "minilm", **shape}}
         return {"name": self.name, "artifact": {"path": str(self.folder / "model.safetensors"), "options": options}}
 
 
 def make_models(folder: Path, count: int, shape: dict[str, Any]) -> list[Model]:
     """Write models with seeded random weights."""
-    import torch
-    from transformers.utils import logging
+    from trims_bench.models import build_safetensors, torch_module
 
-    from trims_bench.builders.minilm_torch import build_module
-
-    logging.disable_progress_bar()
     found = []
     for number in range(count):
-        torch.manual_seed(number)
-        module = build_module(**shape)
         path = folder / f"model-{number}"
-        module.save_pretrained(path)
-        weights = path / "model.safetensors"
+        weights = path / build_safetensors(path, architecture="minilm", seed=number, **shape)
+        module = type(torch_module("minilm", **shape)).from_pretrained(path)
         found.append(Model(f"zoo-{number}", path, _run(module), weights.stat().st_size))
     return found
 
@@ -193,5 +188,26 @@ def _run(module: Any) -> float:
     import torch
 
     with torch.inference_mode():
-        hidden = module(torch.tensor([TOKENS])).last_hidden_state
+        hidden = module(torch.tensor([TOKEN_IDS])).last_hidden_state
     return float(hidden.abs().mean())
+
+
+def answer_alone(*, folder: str) -> float:
+    """Answer as a process that has the framework alone: import it, load the model, run it once."""
+    import torch
+
+    torch.set_num_threads(1)
+    return _run(_loader("transformers", "")({"folder": folder}))
+
+
+def mean_of(answer: dict[str, Any], content: bytes) -> float:
+    """Return the mean magnitude of the last hidden state, float32, of an endpoint's answer in binary."""
+    import numpy as np
+
+    at = 0
+    for output in answer["outputs"]:
+        end = at + output["parameters"]["binary_data_size"]
+        if output["name"] == "last_hidden_state":
+            return float(np.abs(np.frombuffer(content[at:end], np.float32)).mean())
+        at = end
+    raise AssertionError(f"no hidden state in {answer['outputs']}")

@@ -10,13 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from trims_bench.bench import record
+from trims_bench.bench import keep, record
 from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
-from trims_bench.scenarios import NAMES, scenario
+from trims_bench.scenarios import NAMES, chosen, parts, parts_of
 from trims_bench.scenarios.base import Setup
 
 from trims.cli.main import main
-from trims.manifests.manifest import parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +23,14 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-NEEDS = {
-    "arrival": ("safetensors",),
-    "attach": ("safetensors", "torch"),
-    "torch": ("torch",),
-    "onnxruntime": ("onnxruntime", "onnx"),
-    "cold": ("onnxruntime", "onnx"),
-    "unseen": ("onnxruntime", "onnx"),
-    "memory": ("torch", "onnxruntime", "onnx"),
-}
+#: Figures that ask by other makers' clients.
+CLIENTS = ("endpoint",)
+#: Through the store's door, through a framework, and through the endpoint.
+ALWAYS = ("fresh", "attach", "endpoint")
+LONG = [pytest.mark.bench_smoke, pytest.mark.timeout(600)]
+#: Starts of models whose way through the code another one's covers: no run of their own with tiny sizes.
+ALIKE = ("minilm", "bert-base", "vit-b", "llama-300m", "resnet50-torch", "vgg16-mxnet")
+PARTS = parts()
 
 
 @pytest.fixture(scope="module")
@@ -41,64 +39,69 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("bench"), quick=True)
 
 
-#: Scenarios that ask by other makers' clients.
-CLIENTS = ("endpoint", "throughput")
-MARKS = {"mxnet": pytest.mark.mxnet, **dict.fromkeys(CLIENTS, pytest.mark.clients)}
-#: Through the store's door, through a framework, and through the endpoint.
-ALWAYS = ("fresh", "attach", "endpoint")
-LONG = [pytest.mark.bench_smoke, pytest.mark.timeout(600)]
-
-
-def with_mark(name: str) -> object:
-    marks = [MARKS[name]] if name in MARKS else []
+def marked(name: str) -> object:
+    marks = [pytest.mark.clients] if name in CLIENTS else [pytest.mark.mxnet] if name.endswith("mxnet") else []
     return pytest.param(name, marks=marks if name in ALWAYS else [*marks, *LONG])
 
 
-def skip_without_clients() -> None:
-    try:
-        clients_python()
-    except ClientsMissingError as missing:
-        pytest.skip(f"no clients: {missing}")
+def test_every_figure_has_a_scenario_a_title_and_a_name_of_its_own() -> None:
+    assert sum(len(parts_of(scenario)) for scenario in NAMES) == len(PARTS)
+    assert all(part.title and callable(part.run) for _, part in PARTS.values())
+    assert not (set(NAMES) & set(PARTS)) - {name for name, (scenario, _) in PARTS.items() if name == scenario}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_scenario_has_a_title_and_can_be_run(name: str) -> None:
-    assert scenario(name).TITLE
-    assert callable(scenario(name).run)
+def test_names_of_scenarios_and_of_figures_choose_and_others_are_refused() -> None:
+    assert list(chosen(["client", "disk"])) == ["open", "fresh", "arrival", "disk"]
+    assert list(chosen(["all"])) == list(PARTS)
+    with pytest.raises(ValueError, match="no benchmark 'warp'"):
+        chosen(["warp"])
 
 
-def test_the_models_of_the_scenarios_are_manifests(setup: Setup) -> None:
-    for raw in (setup.vgg16, setup.resnet50_mxnet):
-        assert parse_manifest(raw, "a scenario's manifest").name == raw["name"]
-
-
-@pytest.mark.parametrize("name", [with_mark(name) for name in NAMES])
+@pytest.mark.parametrize("name", [marked(name) for name in PARTS if name not in ALIKE])
 def test_a_scenario_gives_a_well_formed_figure(name: str, setup: Setup) -> None:
-    for package in NEEDS.get(name, ()):
-        pytest.importorskip(package)
-    if name == "mxnet":
-        try:
-            mxnet_python()
-        except MxnetMissingError as missing:
-            pytest.skip(f"no MXNet: {missing}")
-    if name in CLIENTS:
-        skip_without_clients()
-    figure = scenario(name).run(setup)
-    assert figure.name == name
-    assert figure.title == scenario(name).TITLE
+    skip_without(name)
+    _, part = PARTS[name]
+    figure = part.run(setup)
+    assert (figure.name, bool(figure.title)) == (name, True)
     assert any(compared.bar is not None for compared in figure.comparisons)
     for compared in figure.comparisons:
         # A ratio or a time is never nothing. A log may be empty, and a difference of two times may be below zero.
-        assert compared.value > 0 or compared.unit == "bytes" or "more than" in compared.what
+        assert compared.value > 0 or compared.unit in ("bytes", "%") or "more than" in compared.what
         assert all(value > 0 or compared.unit == "bytes" for side in compared.sides for value in side.values)
     kept = json.loads(json.dumps(record(figure, quick=True)))
     assert kept["figure"]["comparisons"][0]["sides"][0]["values"]
+    assert len(kept["figure"]["comparisons"][0]["intervals"]) == len(kept["figure"]["comparisons"][0]["sides"])
     assert not list(setup.work.glob("scratch-*"))
+
+
+def skip_without(name: str) -> None:
+    for package in ("torch", "onnxruntime", "onnx", "safetensors", "transformers"):
+        pytest.importorskip(package)
+    try:
+        if name in CLIENTS:
+            clients_python()
+        if name.endswith("mxnet"):
+            mxnet_python()
+    except (ClientsMissingError, MxnetMissingError) as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.bench_smoke
+def test_an_evaluated_start_is_kept_with_its_samples_and_its_figure(setup: Setup) -> None:
+    from trims_predictors.evaluation.database.evaluations import Evaluations
+    from trims_predictors.evaluation.records import FIGURE
+
+    figure = PARTS["numpy"][1].run(setup)
+    keep(record(figure, quick=True), setup.database)
+    with Evaluations(setup.database) as kept:
+        found = kept.read(figure.evaluation)
+    assert {each.way for each in found.samples} == {"alone", "fresh", "template", "hot"}
+    assert found.documents[FIGURE][0]["figure"]["name"] == "numpy"
 
 
 @pytest.mark.bench_smoke
 def test_a_crowd_is_more_than_the_daemon_can_hold(setup: Setup) -> None:
-    (note, _) = scenario("crowd").run(setup).notes
+    (note, _) = PARTS["crowd"][1].run(setup).notes
     served, refused = (int(count) for count in re.findall(r"(\d+) were", note))
     assert served
     assert refused
@@ -108,7 +111,7 @@ def test_a_crowd_is_more_than_the_daemon_can_hold(setup: Setup) -> None:
 
 @pytest.mark.bench_smoke
 def test_every_disturbance_of_the_door_has_disturbed(setup: Setup) -> None:
-    *notes, _ = scenario("door").run(setup).notes
+    *notes, _ = PARTS["door"][1].run(setup).notes
     for note in notes:
         what, _, did = note.partition(": ")
         done = [int(count) for count in re.findall(r"(\d+) (?:loads|checks|opens|evictions|cold opens)", did)]
@@ -122,21 +125,27 @@ def test_the_command_prints_a_table_and_keeps_raw_results(folder: Path, capsys: 
     assert "open 1 MB, p50" in capsys.readouterr().out
     (path,) = (folder / "out").glob("*-open.json")
     kept = json.loads(path.read_text())
-    assert set(kept) == {"figure", "machine", "versions", "commit", "date", "quick"}
+    assert set(kept) == {"figure", "machine", "commit", "date", "quick"}
     assert kept["quick"] is True
     assert [len(side["values"]) for side in kept["figure"]["comparisons"][2]["sides"]] == [3, 3]
-    assert kept["machine"]["cores"] >= 1
+    assert kept["machine"]["processors"] >= 1
     assert str(folder) not in path.read_text()
+    assert main(["report", "--database", f"sqlite:///{folder / 'out' / 'evaluations.db'}"]) == 0
+    listed = capsys.readouterr().out
+    assert "bench open" in listed
+    assert main(["report", listed.split()[0], "--database", f"sqlite:///{folder / 'out' / 'evaluations.db'}"]) == 0
+    assert "open 4 GB, p50" in capsys.readouterr().out
 
 
 def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(NAMES)
+    listed = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [[scenario, name] for name, (scenario, _) in PARTS.items()]
 
 
 def test_an_unknown_benchmark_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "warp"]) == 1
-    assert "there is no benchmark 'warp'; there are open, fresh" in capsys.readouterr().err
+    assert "there is no benchmark 'warp'; there are client, bytes" in capsys.readouterr().err
 
 
 def test_an_open_says_whether_it_was_warm(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:

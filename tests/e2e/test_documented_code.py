@@ -195,7 +195,7 @@ def run(world: World, code: str) -> str:
             pytest.skip("no MXNet environment: make mxnet-env")
         world.add_mxnet()
         python = str(MXNET_PYTHON)
-    elif "trims.onnxruntime" in code:
+    elif "trims.onnxruntime" in code or "trims.evaluate" in code:
         pytest.importorskip("onnxruntime")
         world.add_onnx()
         prelude = BATCH_PRELUDE

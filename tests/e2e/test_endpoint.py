@@ -449,7 +449,7 @@ def test_the_shipped_model_makes_of_text_what_its_card_says(daemon: Daemon, star
     assert status == 200, told
     (embedding,) = told["outputs"]
     found = np.array(embedding["data"]).reshape(3, 384)
-    from trims_bench.workloads.minilm import folder as published
+    from trims_bench.models import published
 
     transformers.utils.logging.disable_progress_bar()  # its thread would stay
     model = transformers.BertModel.from_pretrained(published(), local_files_only=True).eval()

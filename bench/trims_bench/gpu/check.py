@@ -18,6 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims_predictors.evaluation.stack import stack
+
 from trims.cli.doctor_gpu import gpu_findings
 from trims.core.units import format_seconds
 from trims.daemon.config import build_config
@@ -29,7 +31,7 @@ from trims_bench.gpu.part import rig_as_text
 from trims_bench.gpu.parts import STAGE_S, STAGES, TESTS, Part, plan
 from trims_bench.gpu.rig import TINY, Rig, Sizes
 from trims_bench.gpu.summary import status, summary
-from trims_bench.machine import commit, machine, versions
+from trims_bench.machine import commit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,8 +212,7 @@ def _note(found: dict[str, Any], told: Mapping[str, Any]) -> None:
 
 def _about(rig: Rig) -> dict[str, Any]:
     return {
-        "machine": machine(),
-        "versions": versions(),
+        "machine": stack(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "missing": {need.name: state for need, state in missing()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trims_bench.figures import Bar, Comparison
+    from trims_bench.measuring import Bar, Comparison
 
 Line = dict[str, Any]
 UNAVAILABLE = "unavailable"

@@ -6,20 +6,17 @@ The other sides need a PyTorch that can use the device; without one their lines 
 from __future__ import annotations
 
 import gc
-import importlib
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import TrimsError
-from trims_bench.child import ChildError, call
-from trims_bench.figures import Bar, Comparison, Samples, faster
+from trims_bench.child import ChildError, call, environment
 from trims_bench.gpu.lines import Line, not_taken, taken
 from trims_bench.gpu.resident import evict, gpu_daemon, model
 from trims_bench.gpu.rig import UnavailableError
-from trims_bench.runs import artifact_of, environment
-from trims_bench.turns import take_turns
+from trims_bench.measuring import Bar, Comparison, Samples, faster, measure
+from trims_bench.models import artifact_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,7 +84,7 @@ def measure_loads(
                 _let_go(held)
 
         ways["trims"] = lambda: session.open(name, place=_PLACE)
-        found = take_turns(ways, count if drop else 1, warm_up=1 if drop else 0, keep=keep)
+        found = measure(ways, count if drop else 1, warm_up=1 if drop else 0, keep=keep)
     return {"taken": found, "missing": missing}
 
 
@@ -135,30 +132,28 @@ def _let_go(held: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One PyTorch model: its builder's module, and how much faster it must be ready."""
+    """One PyTorch model: which of `torch_models`, and how much faster it must be ready."""
 
     name: str
-    builder: str
     bar: float
     args: dict[str, Any]
 
     @property
     def manifest(self) -> dict[str, Any]:
         """Return the manifest as a user would write it."""
-        builder = {"call": f"{self.builder}:build", "args": self.args}
-        options = {"module": f"{self.builder}:build_module"}
+        builder = {"call": "trims_bench.gpu.torch_models:build", "args": self.args}
+        options = {"module": "trims_bench.gpu.torch_models:build_module", "module_args": self.args}
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}
 
 
 def cases(rig: Rig) -> list[Case]:
     """The published architectures with seeded weights, and a stack of linear layers of any size."""
-    package = "trims_bench.builders"
     linears = {"layers": rig.sizes.linears, "nbytes": rig.sizes.linear_bytes}
     return [
-        Case("linears-torch", f"{package}.linears_torch", 210, linears),  # first: it decides most
-        Case("resnet50-torch", f"{package}.resnet50_torch", 24, {"seed": 7}),
-        Case("vgg16-torch", f"{package}.vgg16_torch", 24, {"seed": 7}),
-        Case("bert-base-torch", f"{package}.bert_base_torch", 24, {"seed": 7}),
+        Case("linears-torch", 210, {"model": "linears", **linears}),  # first: it decides most
+        Case("resnet50-torch", 24, {"model": "resnet50"}),
+        Case("vgg16-torch", 24, {"model": "vgg16"}),
+        Case("bert-base-torch", 24, {"model": "bert-base"}),
     ]
 
 
@@ -171,10 +166,7 @@ def modules_ready(rig: Rig) -> Iterator[Line]:
     if why := _no_torch(rig):
         yield from (not_taken(_ready(case), Bar(">=", case.bar), why) for case in every)
         return
-    from trims_bench.builders.linears_torch import VARIABLE
-
     nbytes = rig.sizes.linears * rig.sizes.linear_bytes
-    os.environ[VARIABLE] = f"{rig.sizes.linears}x{rig.sizes.linear_bytes}"
     with rig.scratch() as folder, gpu_daemon(rig, folder / "state", nbytes + (2 << 30)) as daemon:
         for case in every:
             try:
@@ -186,7 +178,7 @@ def modules_ready(rig: Rig) -> Iterator[Line]:
 
 
 def _compare(case: Case, given: dict[str, Any], count: int) -> Line:
-    given = {**given, "name": case.name, "builder": case.builder}
+    given = {**given, "name": case.name, "args": case.args}
     found: dict[str, list[int]] = {"trims": [], "torch": []}
     for _ in range(max(1, count - 1)):
         for way, times in found.items():
@@ -195,16 +187,19 @@ def _compare(case: Case, given: dict[str, Any], count: int) -> Line:
     return taken(faster(_ready(case), ours, theirs, Bar(">=", case.bar)))
 
 
-def measure_module(runtime_dir: str, name: str, builder: str, path: str, way: str) -> int:
+def measure_module(runtime_dir: str, name: str, args: dict[str, Any], path: str, way: str) -> int:
     """Return nanoseconds to the module, in a process that has a context, torch and the model's code."""
     import torch
 
-    build_module = importlib.import_module(builder).build_module
+    from trims_bench.gpu.torch_models import build_module
+
+    with torch.device("meta"):
+        build_module(**args)  # which imports its code
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     if way == "torch":
         began = time.perf_counter_ns()
-        made = build_module()
+        made = build_module(**args)
         made.load_state_dict(torch.load(path, weights_only=True))
         made.cuda()
         torch.cuda.synchronize()

@@ -57,7 +57,7 @@ _MORE = (
     Need("safetensors", "0.5"),  # the tests write their checkpoints with it
     Need("torch", "2.6", "figures of PyTorch and experiments 1, 6 and 7", carried=False),
     Need("cupy", "", "experiment 1 with cupy's pool", carried=False),
-    Need("transformers", "4.50", "the figure of BERT-base", carried=False),
+    Need("transformers", "4.50", "the figures of BERT-base and ResNet-50", carried=False),
     Need("onnxruntime", "1.22", "experiment 6", carried=False),
     Need("onnx", "1.17", "experiment 6", carried=False),
     Need("fastsafetensors", "", "its side of the figure disk to GPU"),

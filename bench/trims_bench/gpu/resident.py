@@ -29,9 +29,8 @@ from trims.testing.device_borrower import Borrower
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
 from trims_bench.daemon import DaemonProcess
-from trims_bench.figures import Bar, Comparison, Samples, faster, share
 from trims_bench.gpu.lines import Line, not_taken, taken
-from trims_bench.turns import take_turns
+from trims_bench.measuring import Bar, Comparison, Samples, faster, measure, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,9 +179,9 @@ def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[st
         ways: dict[str, Callable[[], Any]] = {
             name: partial(session.open, name, place=_PLACE) for name in ("few", "many", "large")
         }
-        found = take_turns(ways, count, keep=lambda _, weights: weights.close())
+        found = measure(ways, count, keep=lambda _, weights: weights.close())
         with session.open("few", place=_PLACE):
-            beside = take_turns({"beside": ways["few"]}, count, keep=lambda _, weights: weights.close())
+            beside = measure({"beside": ways["few"]}, count, keep=lambda _, weights: weights.close())
     return {**found, **beside}
 
 
@@ -292,7 +291,7 @@ def measure_copies(
                     evict(runtime_dir, name, _PLACE)
 
             # The keeper tries each of its ways once before it chooses.
-            found = take_turns(ways, count, warm_up=2, keep=keep)
+            found = measure(ways, count, warm_up=2, keep=keep)
         keeper.free(draft)
     cuda.host_free(pinned)
     cuda.end_stream(stream)

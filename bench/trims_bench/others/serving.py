@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.process.python import run_module
+from trims_bench.child import environment
 from trims_bench.repository import ROOT
 
 if TYPE_CHECKING:
@@ -132,8 +133,6 @@ def serving(other: Other, python: Path, folder: Path, weights: Path) -> Iterator
 
 def _environment() -> Mapping[str, str]:
     """Only what a model's module needs of ours; one thread of numpy's, as predictors have it."""
-    from trims_bench.runs import environment
-
     return {**environment(), "PYTHONPATH": str(ROOT / "bench"), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -1,63 +1,49 @@
-"""The figures, one module each: `TITLE`, and `run(setup) -> Figure`.
+"""Scenarios: one module each, with `PARTS`: the name of each figure -> its title and what measures it.
 
-What is measured runs in a fresh process (`trims_bench.child`), sides take turns in it, and nothing is warmed that the
-other side is not. Modules import their framework, and what drives daemons, inside functions.
+What is measured runs in a fresh process (`trims_bench.child`) or by an evaluation, sides take turns in it, and nothing
+is warmed that the other side is not. Modules import their framework, and what drives daemons, inside functions.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from trims_bench.figures import Figure
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trims_bench.measuring import Figure
     from trims_bench.scenarios.base import Setup
 
 #: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
-    "open",
-    "fresh",
-    "arrival",
-    "first_answer",
-    "unseen",
-    "predictor",
-    "endpoint",
-    "throughput",
-    "late",
-    "together",
-    "many_models",
-    "attach",
-    "torch",
-    "onnxruntime",
-    "packed",
-    "mxnet",
-    "cold",
-    "disk",
-    "memory",
-    "churn",
-    "miss",
-    "pressure",
-    "plane",
-    "behind",
-    "books",
-    "check_hold",
-    "door",
-    "crowd",
-    "restart",
-)
+    "client", "bytes", "starts", "requests", "load", "room", "memory", "sessions", "behind", "books", "door", "restart",
+)  # fmt: skip
 
 
-class Scenario(Protocol):
-    """Module with one scenario: its title, and a function that runs it."""
+class Part(NamedTuple):
+    """One figure of a scenario: its title, and a function that measures it."""
 
-    TITLE: str
-
-    def run(self, setup: Setup) -> Figure:
-        """Measure."""
+    title: str
+    run: Callable[[Setup], Figure]
 
 
-def scenario(name: str) -> Scenario:
-    """The module of this name, one of `NAMES`."""
-    if name not in NAMES:
-        raise ValueError(f"no scenario {name!r}; there are {', '.join(NAMES)}")
-    return cast("Scenario", importlib.import_module(f"trims_bench.scenarios.{name}"))
+def parts_of(scenario: str) -> Mapping[str, Part]:
+    """Return the parts of one of `NAMES`, by the names of their figures."""
+    parts: Mapping[str, Part] = importlib.import_module(f"trims_bench.scenarios.{scenario}").PARTS
+    return parts
+
+
+def parts() -> dict[str, tuple[str, Part]]:
+    """Return all figures: name -> its scenario, and the part."""
+    return {name: (scenario, part) for scenario in NAMES for name, part in parts_of(scenario).items()}
+
+
+def chosen(names: Sequence[str]) -> dict[str, tuple[str, Part]]:
+    """Return the parts that names of scenarios or parts stand for, `all` for all. Raises ValueError for others."""
+    known = parts()
+    for name in names:
+        if name != "all" and name not in NAMES and name not in known:
+            raise ValueError(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}, and all")
+    wanted = set(names)
+    return {name: each for name, each in known.items() if wanted & {"all", name, each[0]}}

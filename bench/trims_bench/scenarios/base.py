@@ -28,12 +28,17 @@ class Setup:
         quick: Tiny sizes and few repeats: to see that it works, not how fast.
         repeat: Repeats asked for; None for what the scenario thinks right.
         resident_bytes: What `restart` keeps in memory; None for what it thinks right.
+        database: URL of the database that keeps what is measured; empty for a file in `work`.
     """
 
     work: Path
     quick: bool = False
     repeat: int | None = None
     resident_bytes: int | None = None
+    database: str = ""
+
+    def __post_init__(self) -> None:
+        self.database = self.database or f"sqlite:///{self.work / 'evaluations.db'}"
 
     def repeats(self, full: int) -> int:
         """Return how often to repeat, if `full` is right for a real measurement."""
@@ -45,6 +50,10 @@ class Setup:
         return self.size(1, 0)
 
     def size(self, full: int, quick: int) -> int:
+        """One of the two."""
+        return quick if self.quick else full
+
+    def seconds(self, full: float, quick: float) -> float:
         """One of the two."""
         return quick if self.quick else full
 
@@ -67,26 +76,6 @@ class Setup:
             settings.setdefault("environments", f"mxnet={self.mxnet}")
         return DaemonProcess(state_dir or self.state_dir, **settings)
 
-    @property
-    def vgg16(self) -> dict[str, Any]:
-        """Manifest of VGG-16; a quick run gets one with an eighth of the filters."""
-        from trims.registry.base import read_manifest
-        from trims_bench.repository import MANIFESTS
-
-        raw, _ = read_manifest(MANIFESTS / "vgg16.yaml")
-        if self.quick:
-            raw["name"] = "vgg16-slim"
-            raw["artifact"]["builder"]["args"]["slim"] = 8
-        return raw
-
-    @property
-    def resnet50_mxnet(self) -> dict[str, Any]:
-        """Manifest of ResNet-50 in MXNet; a quick run gets ResNet-18."""
-        name, layers = ("resnet18-mxnet", 18) if self.quick else ("resnet50-mxnet", 50)
-        builder = {"call": "trims_bench.builders.resnet50_mxnet:build", "args": {"seed": 5, "layers": layers}}
-        artifact = {"format": "mxnet", "builder": builder}
-        return {"name": name, "framework": {"name": "mxnet", "version": ">=1.9,<2"}, "artifact": artifact}
-
     @cached_property
     def mxnet(self) -> Path:
         """The interpreter of the MXNet environment. Raises MxnetMissingError."""
@@ -103,3 +92,7 @@ class Setup:
             return bool(self.mxnet)
         except MxnetMissingError:
             return False
+
+    def environments(self) -> dict[str, Path]:
+        """Return interpreters of frameworks that have an environment of their own."""
+        return {"mxnet": self.mxnet} if self.has_mxnet else {}

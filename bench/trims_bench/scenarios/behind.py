@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
-from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.measuring import Bar, Comparison, Figure, Samples
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
     import threading
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from trims_bench.daemon import DaemonProcess
     from trims_bench.scenarios.base import Setup
 
-TITLE = "warm opens and a computation, p99, while 5 GB are hashed and copied to memory behind their readers"
+_TITLE = "warm opens and a computation, p99, while 5 GB are hashed and copied to memory behind their readers"
 _BAR = Bar("<=", 1.1)
 _MODEL, _MODEL_BYTES = "measured", 64_000
 _FILES = 5
@@ -25,7 +26,7 @@ _FILES = 5
 _AGAIN_S = 0.5
 
 
-def run(setup: Setup) -> Figure:
+def behind(setup: Setup) -> Figure:
     """Turns of a daemon that has nothing to do, and of the same one at work."""
     idle: list[list[int]] = [[], []]
     busy: list[list[int]] = [[], []]
@@ -45,7 +46,7 @@ def run(setup: Setup) -> Figure:
         for share, bar in ((0.5, None), (0.99, _BAR)):
             ratio = ours.percentile(share) / theirs.percentile(share)
             compared.append(Comparison(f"{what}: p{share * 100:g}, times idle", ratio, "x", bar, (ours, theirs)))
-    return Figure("behind", TITLE, compared, [_note(idle, busy, took)])
+    return Figure("behind", _TITLE, compared, [_note(idle, busy, took)])
 
 
 def _note(idle: Sequence[Sequence[int]], busy: Sequence[Sequence[int]], took: Sequence[float]) -> str:
@@ -77,8 +78,8 @@ def _turn(
     readers = _Readers(daemon.runtime_dir, paths)
     with Beside(readers.read):
         while not readers.seconds:
-            _add(busy, call(measure, {**given, "seconds": setup.size(5_000, 200) / 1e3}))
-        _add(idle, call(measure, {**given, "seconds": setup.size(20_000, 200) / 1e3}))
+            _add(busy, call(watch, {**given, "seconds": setup.size(5_000, 200) / 1e3}))
+        _add(idle, call(watch, {**given, "seconds": setup.size(20_000, 200) / 1e3}))
     return readers.seconds
 
 
@@ -114,7 +115,7 @@ class _Readers:
         stopping.wait(_AGAIN_S)
 
 
-def measure(runtime_dir: str, model: str, seconds: float) -> tuple[list[int], list[int]]:
+def watch(runtime_dir: str, model: str, seconds: float) -> tuple[list[int], list[int]]:
     """Open and close, and compute some milliseconds, for so long, with pauses of 1 ms.
 
     Returns nanoseconds: of each open with its close, and of each computation.
@@ -144,3 +145,6 @@ def measure(runtime_dir: str, model: str, seconds: float) -> tuple[list[int], li
             computations.append(time.perf_counter_ns() - opened)
             opens.append(opened - began)
     return opens, computations
+
+
+PARTS = {"behind": Part(_TITLE, behind)}

@@ -1,29 +1,37 @@
-"""Cost of one event to the books, which are locked meanwhile: it must not grow with their content."""
+"""Cost of the books alone, which are locked meanwhile: of one event, and of the pieces of `trims check`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call
-from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.driven import CrowdedBooks, DrivenBooks, settle
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, middle
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
-    from trims_bench.driven import CrowdedBooks
+    from collections.abc import Callable
+
+    from trims.core.residency.residency import Residency
     from trims_bench.scenarios.base import Setup
 
-TITLE = "cost of the books alone, on one core: opens that evict, arrivals, closes and ends of sessions in a crowd"
+_BOOKS = "cost of the books alone, on one core: opens that evict, arrivals, closes and ends of sessions in a crowd"
+_CHECK = "longest time `trims check` holds the books, with 10,000 replicas"
 POLICIES = ("lru", "lfu", "fifo", "gdsf")
-_BAR = Bar("<=", 0.1)
-_BAR_GROWTH = Bar("<=", 2.0)
-_BAR_LEASE = Bar("<=", 20.0)
+_BAR, _BAR_GROWTH, _BAR_LEASE, _BAR_HOLD = Bar("<=", 0.1), Bar("<=", 2.0), Bar("<=", 20.0), Bar("<=", 10.0)
 _LEASES = 20
 _WARM_UP = 20
 _ENDS = "end of a session, a lease"
+_STATES = ("all idle", "half read, half waited for", "all read, one waited for")
 
 
-def run(setup: Setup) -> Figure:
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+def books(setup: Setup) -> Figure:
     """Measure by policy and number of idle replicas; then with sessions and waiters."""
-    figure = Figure("books", TITLE, [], [])
+    figure = Figure("books", _BOOKS, [], [])
     sizes = [setup.size(full, full // 100 + 4) for full in (100, 1_000, 10_000, 100_000)]
     for policy in POLICIES:
         given = {"policy": policy, "sizes": sizes, "count": setup.repeats(2000)}
@@ -49,10 +57,9 @@ def run(setup: Setup) -> Figure:
 def _evictions(policy: str, sizes: list[int], found: list[list[list[int]]]) -> list[Comparison]:
     compared, medians = [], []
     for idle, (evicting, whole) in zip(sizes, found, strict=True):
-        sides = Samples("all events of the open", whole), Samples("the event that evicts", evicting)
-        medians.append(sides[0].median)
-        what = f"{policy}, {idle:,} idle: open that evicts"
-        compared.append(Comparison(what, sides[0].median / 1e6, "ms", _BAR, sides))
+        ours, beside = Samples("all events of the open", whole), Samples("the event that evicts", evicting)
+        medians.append(ours.median)
+        compared.append(middle(f"{policy}, {idle:,} idle: open that evicts", ours, _BAR, beside))
     growth = f"{policy}, {sizes[-1]:,} idle, times {sizes[0]:,}"
     return [*compared, Comparison(growth, medians[-1] / medians[0], "x", _BAR_GROWTH, ())]
 
@@ -61,13 +68,11 @@ def _of_a_crowd(what: str, values: list[int]) -> Comparison:
     samples = Samples(what, values)
     if _ENDS in what:
         return Comparison(what, samples.median / 1e3, "us", _BAR_LEASE, (samples,))
-    return Comparison(what, samples.median / 1e6, "ms", _BAR, (samples,))
+    return middle(what, samples, _BAR)
 
 
 def measure_evictions(policy: str, sizes: list[int], count: int) -> list[list[list[int]]]:
     """Return for each number of idle replicas the nanoseconds of events that evict, and of whole opens."""
-    from trims_bench.driven import DrivenBooks, settle
-
     found = []
     for idle in sizes:
         books = DrivenBooks(idle, policy)
@@ -80,8 +85,6 @@ def measure_evictions(policy: str, sizes: list[int], count: int) -> list[list[li
 
 def measure_crowd(sessions: int, waiters: int, count: int, one_image: bool) -> dict[str, list[int]]:
     """Nanoseconds by what happens."""
-    from trims_bench.driven import CrowdedBooks, settle
-
     books = CrowdedBooks(
         shared=max(_LEASES, sessions // 2),
         sole=_LEASES,
@@ -147,3 +150,67 @@ def _end_of_all(books: CrowdedBooks) -> int:
     for number in range(_LEASES):
         books.arrive(books.new_key(), number)
     return taken // _LEASES
+
+
+# -- pieces of a check ---------------------------------------------------------------------------------------------
+
+
+def check_hold(setup: Setup) -> Figure:
+    """Measure in three states of the books."""
+    compared, notes = [], []
+    for state in _STATES:
+        given = {"state": state, "replicas": setup.size(10_000, 200), "sessions": setup.size(2000, 10)}
+        found = call(measure_check, {**given, "count": setup.repeats(20)})
+        longest, piece = Samples("longest piece of a check", found["longest"]), Samples("a piece", found["pieces"])
+        compared.append(middle(f"{state}: longest piece", longest, _BAR_HOLD, piece))
+        compared.append(middle(f"{state}: list of pieces", Samples("list of pieces", found["making"]), _BAR_HOLD))
+        compared.append(
+            middle(f"{state}: list of what is sealed", Samples("list of what is sealed", found["listing"]), _BAR_HOLD)
+        )
+        longest_ms = max(found["longest"]) / 1e6
+        notes.append(f"{state}: {found['which']} is the longest piece; {longest_ms:.2f} ms in the worst of all checks.")
+    notes.append("The median over checks of each one's longest piece; other side: the median of all pieces.")
+    return Figure("check_hold", _CHECK, compared, notes)
+
+
+def measure_check(state: str, replicas: int, sessions: int, count: int) -> dict[str, Any]:
+    """Measure a check as `trims.daemon.check` does it; nanoseconds, and the piece that is the longest most often."""
+    from trims.core.replica import State
+
+    residency = _books_in(state, replicas, sessions)
+    assert len(residency.replicas) in (replicas, replicas + 1), len(residency.replicas)
+    settle()
+    making, listing, pieces, longest, which = [], [], [], [], []
+    for _ in range(count):
+        listing.append(_timed(lambda: [each for each in residency.replicas.values() if each.state is State.SEALED]))
+        began = time.perf_counter_ns()
+        made = list(residency.checks())
+        making.append(time.perf_counter_ns() - began)
+        taken = [(_timed(piece), _name(piece)) for piece in made]
+        pieces += [each for each, _ in taken]
+        longest.append(max(taken)[0])
+        which.append(max(taken)[1])
+    found = max(set(which), key=which.count)
+    return {"making": making, "listing": listing, "pieces": pieces, "longest": longest, "which": found}
+
+
+def _books_in(state: str, replicas: int, sessions: int) -> Residency:
+    if state == _STATES[0]:
+        return DrivenBooks(replicas).residency
+    half, one_image = replicas // 2, state == _STATES[2]
+    shared = replicas if one_image else replicas - half
+    books = CrowdedBooks(shared=shared, sole=0, sessions=sessions, leases=_LEASES, waiters=half, one_image=one_image)
+    return books.residency
+
+
+def _timed(do: Callable[[], object]) -> int:
+    began = time.perf_counter_ns()
+    do()
+    return time.perf_counter_ns() - began
+
+
+def _name(piece: Callable[[], None]) -> str:
+    return str(getattr(getattr(piece, "func", piece), "__name__", piece)).strip("_").replace("_", " ")
+
+
+PARTS = {"books": Part(_BOOKS, books), "check_hold": Part(_CHECK, check_hold)}

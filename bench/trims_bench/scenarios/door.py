@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from trims_bench.child import call
-from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.measuring import Bar, Comparison, Figure, Samples
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
     from trims_bench.disturbances import Disturbance, Rig
     from trims_bench.scenarios.base import Setup
 
-TITLE = "warm opens and closes of a small model, p99.9, while the daemon is busy with something else"
+_TITLE = "warm opens and closes of a small model, p99.9, while the daemon is busy with something else"
 _BAR = Bar("<=", 10.0)
 _MODEL = "measured"
 _MODEL_BYTES = 64_000
 _WARM_UP = 20
 
 
-def run(setup: Setup) -> Figure:
+def door(setup: Setup) -> Figure:
     """One disturbance after the other, each with a daemon of its own; first none."""
     from trims_bench.disturbances import DISTURBANCES
 
-    figure = Figure("door", TITLE, [], [])
+    figure = Figure("door", _TITLE, [], [])
     with setup.scratch() as folder:
         for disturbance in DISTURBANCES:
             _disturbed(figure, disturbance, setup, folder)
@@ -69,7 +70,7 @@ def _measured(setup: Setup, rig: Rig, disturbance: Disturbance) -> tuple[list[in
     given = {"runtime_dir": str(rig.daemon.runtime_dir), "model": _MODEL}
     with disturbance.begin(rig):
         timed = {"count": setup.repeats(5000), "seconds": setup.size(10_000, 300) / 1e3, "pause_s": 1e-3}
-        taken, late, waited = call(measure, {**given, **timed})
+        taken, late, waited = call(watch, {**given, **timed})
     return taken, late, waited
 
 
@@ -77,7 +78,7 @@ def _less(taken: list[int], waited: list[int]) -> list[int]:
     return [max(1, whole - part) for whole, part in zip(taken, waited, strict=True)]
 
 
-def measure(
+def watch(
     runtime_dir: str, model: str, count: int, seconds: float, pause_s: float
 ) -> tuple[list[int], list[int], list[int]]:
     """Open and close at least `count` times and for `seconds`.
@@ -114,3 +115,6 @@ def _waited_ns(own: FileIO) -> int:
     """Return how long this thread has been ready to run without a processor, since it began (Linux, schedstat)."""
     own.seek(0)
     return int(own.read().split()[1])
+
+
+PARTS = {"door": Part(_TITLE, door)}

@@ -8,117 +8,130 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trims_bench.endpoint import EndpointClient, EndpointError, EndpointProcess
-from trims_bench.figures import Bar, Comparison, Figure, Samples, share
+from trims_bench.endpoint import EndpointClient, EndpointError, EndpointProcess, as_inputs
+from trims_bench.holding import held
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, share
+from trims_bench.models import MXNET, ONNX, TORCH, artifact_of, inputs, manifest
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from trims_bench.daemon import DaemonProcess
     from trims_bench.endpoint import Inputs
     from trims_bench.scenarios.base import Setup
     from trims_bench.smaps import Held
 
-TITLE = "8 processes, or 6 predictors, with one model: proportional memory of the weights, against one copy"
+_TITLE = "8 processes, or 6 predictors, with one model: proportional memory of the weights, against one copy"
 _BAR = Bar("<=", 1.05)
-_PREDICTORS = 6
 #: Rounds of requests at once after which each predictor must have been started.
 _ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One framework.
+    """One framework and model.
 
     Attributes:
-        env: Of the workers.
+        env: Of the processes.
         in_place: True if the framework may re-order weights in its own copy-on-write pages.
+        options: Of the conversion.
     """
 
     title: str
-    workload: str
-    manifest: Path | dict[str, Any]
-    python: Path | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    architecture: str
+    framework: str
+    env: dict[str, str] = field(default_factory=dict)
     in_place: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-def run(setup: Setup) -> Figure:
-    """Every framework that is here."""
-    from trims_bench.repository import MANIFESTS
-    from trims_bench.scenarios.torch import RESNET50
+_VGG16 = _Case("MXNet VGG-16, oneDNN", "vgg16-mxnet", MXNET, in_place=True)
+_CASES = (
+    _Case("ONNX Runtime ResNet-50", "resnet50", ONNX, options={"prepack": False}),
+    _Case("PyTorch ResNet-50", "resnet50", TORCH),
+    _Case("ONNX Runtime BERT-base, packed", "bert-base", ONNX, options={"prepack": "shared"}),
+    _VGG16,
+    replace(_VGG16, title="MXNet VGG-16, no oneDNN", env={"MXNET_MKLDNN_ENABLED": "0"}),
+)
 
-    cases = [
-        _Case("PyTorch ResNet-50", "resnet50_torch", RESNET50.manifest),
-        _Case("ONNX Runtime ResNet-50", "resnet50", MANIFESTS / "resnet50.yaml"),
-    ]
-    notes = ["Private: what the end of one of the processes would give back, its framework's heap included."]
-    if setup.has_mxnet:
-        mxnet = _Case("MXNet VGG-16, oneDNN", "vgg16", setup.vgg16, setup.mxnet, in_place=True)
-        cases += [mxnet, replace(mxnet, title="MXNet VGG-16, no oneDNN", env=(("MXNET_MKLDNN_ENABLED", "0"),))]
-    else:
-        notes.append("MXNet not measured: no environment for it.")
+
+def memory(setup: Setup) -> Figure:
+    """Measure every framework that is here."""
+    figure = Figure(
+        "memory", _TITLE, [], ["Private: what the end of one of the processes would give back, heaps included."]
+    )
+    cases = [case for case in _CASES if case.framework != MXNET or setup.has_mxnet][: setup.size(len(_CASES), 1)]
+    if not setup.has_mxnet:
+        figure.notes.append("MXNet not measured: no environment for it.")
     with setup.daemon() as daemon:
-        compared = [each for case in cases[1 if setup.quick else 0 :] for each in _compare(case, setup, daemon)]
-        compared += _predictors(setup, daemon)
-    return Figure("memory", TITLE, compared, notes)
+        for case in cases:
+            figure.comparisons += _compare(case, setup, daemon)
+        figure.comparisons += _predictors(setup, daemon)
+    return figure
 
 
-def _compare(case: _Case, setup: Setup, daemon: DaemonProcess) -> list[Comparison]:
-    from trims_bench.runs import artifact_of, held
+def _compare(case: _Case, setup: Setup, daemon: DaemonProcess) -> Iterator[Comparison]:
     from trims_bench.smaps import of_process, of_weights
 
-    count, env = setup.size(8, 2), dict(case.env)
-    name = daemon.add(case.manifest)
-    one_copy = daemon.load(name).nbytes
-    place = daemon.runtime_dir
-    with held(case.workload, f"trims:{name}", count, python=case.python, runtime_dir=place, env=env) as workers:
+    count, name = setup.size(8, 2), f"held-{case.architecture}-{case.framework}"
+    given = manifest(name, case.architecture, case.framework, small=setup.quick, options=case.options)
+    one_copy = daemon.load(daemon.add(given)).nbytes
+    processes = partial(
+        held, count, model=given, arrays=(case.architecture, case.framework), runtime_dir=daemon.runtime_dir,
+        python=setup.mxnet if case.framework == MXNET else None, env=case.env,
+    )  # fmt: skip
+    with processes() as pids:
         segment = daemon.location(name)
-        weights = [of_weights(pid, segment) for pid in workers]
-        over = [of_process(pid) for pid in workers]
-    artifact = artifact_of(case.manifest, setup.state_dir)
-    with held(case.workload, f"alone:{artifact}", count, python=case.python, env=env) as workers:
-        alone = [of_process(pid) for pid in workers]
+        weights = [of_weights(pid, segment) for pid in pids]
+        over = [of_process(pid) for pid in pids]
+    with processes(artifact=artifact_of(given, setup.state_dir)) as pids:
+        alone = [of_process(pid) for pid in pids]
     daemon.evict(name)
-    return _figures(case, one_copy, weights, over, alone)
+    shared = Samples("weights, by process", [each.pss - each.written for each in weights], "bytes")
+    counted = sum(shared.values) + (0 if case.in_place else sum(each.written for each in weights))
+    what = "shared part" if case.in_place else "weights"
+    copy = Samples("one copy", [one_copy], "bytes")
+    yield Comparison(f"{case.title}: {what} / one copy", counted / one_copy, "x", _BAR, (shared, copy))
+    private = [
+        Samples(side, [each.private for each in found], "bytes")
+        for side, found in (("over trims", over), ("alone", alone))
+    ]
+    yield share(f"{case.title}: private / process", private[0], private[1], None)
 
 
-def _predictors(setup: Setup, daemon: DaemonProcess) -> list[Comparison]:
+def _predictors(setup: Setup, daemon: DaemonProcess) -> Iterator[Comparison]:
     """Predictors of a ResNet-50 behind an endpoint, all of which have answered; each answer reads all weights."""
-    from trims_bench.endpoint import image
-    from trims_bench.scenarios.predictor import RESNET50, make_and_register
-
-    count = setup.size(_PREDICTORS, 2)
-    with setup.scratch() as folder:
-        name = make_and_register(setup, folder, daemon, RESNET50, {"instances": count, "threads": 1, "hot": 0})
-        one_copy = daemon.load(name, place="cpu").nbytes
-        with EndpointProcess(daemon.runtime_dir, "--preload", "torch", "--hot-spares", "0") as endpoint:
-            _start_all(endpoint, name, count, image("pixel_values", setup.size(224, 32)))
-            found = _held_by(endpoint, daemon.location(name))
-        daemon.evict(name)
+    count = setup.size(6, 2)
+    given = manifest("predicted", "resnet50", TORCH, small=setup.quick, instances=count, threads=1, hot=0)
+    name = daemon.register(given)
+    one_copy = daemon.load(name, place="cpu").nbytes
+    with EndpointProcess(daemon.runtime_dir, "--preload", "torch", "--hot-spares", "0") as endpoint:
+        _start_all(endpoint, name, count, as_inputs(inputs("resnet50", TORCH, setup.size(224, 32))))
+        found = _held_by(endpoint, daemon.location(name))
+    daemon.evict(name)
     assert len(found) == count, f"{len(found)} predictors map the weights, not {count}"
-    weights = Samples("weights, by predictor", [held.pss for held, _ in found], "bytes")
+    weights = Samples("weights, by predictor", [each.pss for each, _ in found], "bytes")
     private = Samples("private, of a predictor", [whole.private for _, whole in found], "bytes")
     copy, what = Samples("one copy", [one_copy], "bytes"), f"{count} predictors, PyTorch ResNet-50"
-    return [
-        Comparison(f"{what}: weights / one copy", sum(weights.values) / one_copy, "x", _BAR, (weights, copy)),
-        Comparison(f"{what}: private / one copy", median(private.values) / one_copy, "x", None, (private, copy)),
-    ]
+    yield Comparison(f"{what}: weights / one copy", sum(weights.values) / one_copy, "x", _BAR, (weights, copy))
+    yield Comparison(f"{what}: private / one copy", median(private.values) / one_copy, "x", None, (private, copy))
 
 
-def _start_all(endpoint: EndpointProcess, name: str, count: int, inputs: Inputs) -> None:
+def _start_all(endpoint: EndpointProcess, name: str, count: int, given: Inputs) -> None:
     """Ask at once, until so many predictors run. Raises EndpointError."""
 
     def ask(_: int) -> None:
         with contextlib.closing(EndpointClient(endpoint.port)) as client:
-            client.infer(name, inputs)
+            client.infer(name, given)
 
     for _ in range(2):  # the template learns what the model needs, so that predictors share it
-        endpoint.infer(name, inputs, keep_alive=0)
+        endpoint.infer(name, given, keep_alive=0)
         endpoint.await_spare("torch", name)
     with ThreadPoolExecutor(2 * count) as pool:
         for _ in range(_ROUNDS):
@@ -136,17 +149,4 @@ def _held_by(endpoint: EndpointProcess, segment: str) -> list[tuple[Held, Held]]
     return [(of_weights(pid, segment), of_process(pid)) for pid in pids]
 
 
-def _figures(case: _Case, one_copy: int, weights: list[Held], over: list[Held], alone: list[Held]) -> list[Comparison]:
-    shared = Samples("weights, by process", [held.pss - held.written for held in weights], "bytes")
-    written = sum(held.written for held in weights)
-    copy = Samples("one copy", [one_copy], "bytes")
-    counted = sum(shared.values) + (0 if case.in_place else written)
-    what = "shared part" if case.in_place else "weights"
-    private = (
-        Samples("over trims", [held.private for held in over], "bytes"),
-        Samples("alone", [held.private for held in alone], "bytes"),
-    )
-    return [
-        Comparison(f"{case.title}: {what} / one copy", counted / one_copy, "x", _BAR, (shared, copy)),
-        share(f"{case.title}: private / process", *private, None),
-    ]
+PARTS = {"memory": Part(_TITLE, memory)}

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims_bench.checkpoints import write_checkpoint
-from trims_bench.figures import Bar, Comparison, Figure, Samples, share
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, share
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from trims_bench.daemon import DaemonProcess
     from trims_bench.scenarios.base import Setup
 
-TITLE = "from the start of a daemon, after SIGKILL of the one before, to its first warm answer"
+_TITLE = "from the start of a daemon, after SIGKILL of the one before, to its first warm answer"
 _BAR_GROWTH = Bar("<=", 1.2)
 _BAR_ALIKE = Bar("<=", 1.5)
 _FULL_BYTES = 8_000_000_000
@@ -47,12 +48,12 @@ class _Level:
     verified: list[int] = field(default_factory=list)
 
 
-def run(setup: Setup) -> Figure:
+def restart(setup: Setup) -> Figure:
     """Measure with a quarter, half and all of the bytes; then with all, and no catalog that vouches for them."""
     from trims.core.units import format_bytes
 
     each = _bytes(setup) // _MODELS
-    figure = Figure("restart", TITLE, [], [])
+    figure = Figure("restart", _TITLE, [], [])
     with (
         setup.scratch() as folder,
         setup.daemon(folder / "empty", cpu_capacity_bytes=1 << 20) as empty,
@@ -187,3 +188,6 @@ def _unvouched(answered: list[int], hashed: list[int]) -> list[Comparison]:
         Comparison("no catalog: open of one model, slowest", max(answered) / 1e9, "s", None, sides),
         Comparison("no catalog: slowest, times quickest", alike, "x", _BAR_ALIKE, ()),
     ]
+
+
+PARTS = {"restart": Part(_TITLE, restart)}

@@ -42,9 +42,9 @@ def evaluate(
     """Measure where the time of a model's start goes, from each tier, in each way.
 
     Example:
-        found = trims.evaluate("resnet50", tiers=["cpu"], ways=["template", "hot"], repeats=20)
-        for row in trims_predictors.evaluation.report.rows.rows(found.samples):
-            print(row.title, row.seconds.value, row.stages)
+        found = trims.evaluate("resnet50", tiers=["cpu"], ways=["template", "hot"], repeats=5)
+        for sample in found.samples:
+            print(sample.tier, sample.way, sample.seconds, dict(sample.stages))
 
     Args:
         model: As registered; empty to go on with an evaluation.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from trims.trace.reader import Record
 
 
-#: Kinds of documents: layers by the level that they were found at, and load by a scenario.
-LAYERS, WORKLOAD = "layers", "workload"
+#: Kinds of documents: layers by the level that they were found at, load by a scenario, and a figure of a benchmark.
+LAYERS, WORKLOAD, FIGURE = "layers", "workload", "figure"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 TIERS = ("file", "disk", "cpu", "gpu")
 #: Part of a file's bytes that may be in memory for a start that counts as one from disk.
 _MOST_CACHED = 0.01
-#: Tries of an eviction, and seconds between two: a copy behind the last reader may be under way.
-_TRIES, _PAUSE_S = 50, 0.1
+#: Tries of an eviction, and seconds between two: a copy behind the last reader may be under way, which takes a large
+#: model half a minute, as it leaves the processors to others.
+_TRIES, _PAUSE_S = 1200, 0.1
 
 
 class Unreachable(Exception):  # noqa: N818 - no failure of the evaluation: the tier is left out

@@ -13,7 +13,6 @@ from trims_bench.child import ChildError, started
 from trims_bench.daemon import DaemonProcess
 from trims_bench.driven import CrowdedBooks, DrivenBooks
 from trims_bench.raw import HELLO, RawClient
-from trims_bench.report import readable
 from trims_bench.scenarios.books import POLICIES
 
 from trims.core.place import CPU
@@ -161,8 +160,3 @@ def altered(*arguments: str) -> str:
 
 def test_an_altered_daemon_is_trims_all_the_same() -> None:
     assert altered("--files", "256", "--slow-file", "/nowhere", "--", "--version").startswith("trims ")
-
-
-@pytest.mark.parametrize(("unit", "text"), [("ns", "1.50 ms"), ("bytes", "1.4 MiB"), ("clients", "1.5e+06 clients")])
-def test_sides_are_readable(unit: str, text: str) -> None:
-    assert readable(unit, 1_500_000) == text

@@ -23,7 +23,7 @@ def test_models_have_weights_and_answers_of_their_own_and_clients_check_them(fol
     models = make_models(folder, 2, SHAPE)
     assert models[0].answer != models[1].answer
     assert models[0].nbytes == (models[0].folder / "model.safetensors").stat().st_size
-    assert models[0].manifest(SHAPE)["artifact"]["options"]["module_args"] == SHAPE
+    assert models[0].manifest(SHAPE)["artifact"]["options"]["module_args"] == {"architecture": "minilm", **SHAPE}
     with clients("transformers", models, 2, folder) as both:
         taken = both.take(Load(zipf=1.0, clients=2, seconds=0.0))
         assert len(taken) >= 2

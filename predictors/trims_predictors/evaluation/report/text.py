@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.units import format_latency
 from trims_predictors.evaluation.leveled import Leveled
-from trims_predictors.evaluation.records import LAYERS, WORKLOAD
+from trims_predictors.evaluation.records import FIGURE, LAYERS, WORKLOAD
 from trims_predictors.evaluation.report import leveled
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
 from trims_predictors.evaluation.stages import rank
@@ -14,7 +14,8 @@ from trims_predictors.workloads import report as load
 from trims_predictors.workloads.result import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from trims_predictors.evaluation.records import Evaluated, Sample
     from trims_predictors.evaluation.report.rows import Row
@@ -26,7 +27,10 @@ def lines(evaluated: Evaluated) -> list[str]:
     workloads = evaluated.documents.get(WORKLOAD, ())
     if workloads:
         return [line for each in workloads for line in load.lines(Workload.from_json(each))]
-    text = [*_starts(samples), *_batch_lines(samples)]
+    figures = [line for each in evaluated.documents.get(FIGURE, ()) for line in _figure_lines(each["figure"])]
+    if figures and not samples:
+        return figures
+    text = [*_starts(samples), *_batch_lines(samples), *figures]
     for found_layers in evaluated.documents.get(LAYERS, ()):
         text += ["", *leveled.lines(Leveled.from_json(found_layers))]
     if answers_differ(samples):
@@ -38,6 +42,16 @@ def lines(evaluated: Evaluated) -> list[str]:
     text += ["", *(f"{count} discarded, {reason}" for reason, count in found.items())] if found else []
     text += [f"nothing was started from {what}: {why}" for what, why in evaluated.unreachable.items()]
     return text if evaluated.ended else [*text, f"not ended; `trims eval --resume {evaluated.order.id}` goes on"]
+
+
+def _figure_lines(figure: Mapping[str, Any]) -> list[str]:
+    """Return what a benchmark compared, and whether each bar was reached."""
+    text = ["", f"{figure['name']}: {figure['title']}"]
+    for each in figure["comparisons"]:
+        bar = f"  {each['bar']['relation']} {each['bar']['limit']:g}" if each["bar"] else ""
+        verdict = {None: "", True: "  reached", False: "  NOT reached"}[each["reached"]]
+        text.append(f"{each['what']:60} {each['value']:>10.3g} {each['unit']}{bar}{verdict}")
+    return text
 
 
 def _starts(samples: Sequence[Sample]) -> list[str]:

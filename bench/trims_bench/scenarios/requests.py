@@ -1,23 +1,26 @@
-"""Time that the endpoint adds to a predictor: the same tensor by HTTP, by gRPC and by a call in one process."""
+"""Requests to the endpoint: what it adds to a predictor's call, and what one waits for that no predictor runs yet."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trims_bench.child import call, started
+from trims_bench.child import call, environment, started
 from trims_bench.empty_servers import serve
-from trims_bench.endpoint import EndpointClient, EndpointProcess
-from trims_bench.figures import Bar, Comparison, Figure, Samples
-from trims_bench.turns import take_turns, take_turns_in_bursts
+from trims_bench.endpoint import EndpointClient, EndpointProcess, as_inputs, environment_of
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, measure, more
+from trims_bench.models import MXNET, ONNX, TORCH, inputs, manifest
+from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from trims_bench.daemon import DaemonProcess
     from trims_bench.scenarios.base import Setup
 
-TITLE = "a request of one tensor 1x3x224x224 to the endpoint, over a call of the predictor in one process"
+_ADDED = "a request of one tensor 1x3x224x224 to the endpoint, over a call of the predictor in one process"
+_SPARES = "a request for a resident model that no process runs, by a spare or a hot spare, over its compute"
 _NAME = "pooled"
 _HTTP, _GRPC = Bar("<=", 2.0), Bar("<=", 1.5)
 #: Bars by client: the wait of the usual clients' users; and, with minimal clients, the time that the endpoint adds.
@@ -49,16 +52,18 @@ _NOTE_ON_ROWS = (
 _IN_A_ROW, _KEPT, _ALONE = "in a row", "in a row, memory kept", "one at a time"
 
 
-def run(setup: Setup) -> Figure:
+def added(setup: Setup) -> Figure:
     """Measure each client in a process of its own: as it is, with memory that it keeps, and with others between."""
     from trims_bench.repository import clients_python, packages_path
-    from trims_bench.runs import environment
-    from trims_bench.small import manifest, write_weights
+    from trims_bench.small import manifest as small_manifest
+    from trims_bench.small import write_weights
 
     python = clients_python()
-    figure = Figure("endpoint", TITLE, [], [_NOTE, _NOTE_ON_ROWS])
+    figure = Figure("endpoint", _ADDED, [], [_NOTE, _NOTE_ON_ROWS])
     with setup.scratch() as folder, setup.daemon() as daemon:
-        daemon.load(daemon.register(manifest(_NAME, write_weights(folder / "small.npz"), "pooled", [-1, 3, -1, -1])))
+        daemon.load(
+            daemon.register(small_manifest(_NAME, write_weights(folder / "small.npz"), "pooled", [-1, 3, -1, -1]))
+        )
         with (
             EndpointProcess(daemon.runtime_dir, "--grpc-port", "0", "--hot-spares", "0") as endpoint,
             started(serve, {}) as empty,
@@ -72,7 +77,7 @@ def run(setup: Setup) -> Figure:
             env = {**environment(), "PYTHONPATH": packages_path()}
             for how, more, count in ((_IN_A_ROW, {}, 1000), (_KEPT, _KEEPING, 1000), (_ALONE, {}, 300)):
                 asked = {**given, "count": setup.repeats(count), "in_bursts": how != _ALONE}
-                figure.comparisons += _compared(how, call(measure, asked, python=python, env={**env, **more}))
+                figure.comparisons += _compared(how, call(ask_all, asked, python=python, env={**env, **more}))
     return figure
 
 
@@ -81,18 +86,14 @@ def _compared(how: str, found: dict[str, list[int]]) -> Iterator[Comparison]:
     for way, bar in _BARS.items():
         asked = Samples(way, found[way])
         limit = None if how == _ALONE else bar
-        yield Comparison(f"{how}: {way}, more than the call", _more(asked, called), "ms", limit, (asked, called))
+        yield more(f"{how}: {way}, more than the call", asked, called, limit)
     for way, name in _EMPTY.items():
-        asked, empty = Samples(way, found[way]), Samples(name, found[name])
-        yield Comparison(f"{how}: {way}, more than an empty server", _more(asked, empty), "ms", None, (asked, empty))
+        yield more(
+            f"{how}: {way}, more than an empty server", Samples(way, found[way]), Samples(name, found[name]), None
+        )
 
 
-def _more(ours: Samples, theirs: Samples) -> float:
-    """Milliseconds."""
-    return median(mine - other for mine, other in zip(ours.values, theirs.values, strict=True)) / 1e6
-
-
-def measure(
+def ask_all(
     *, runtime_dir: str, ports: list[int], empty_ports: list[int], count: int, in_bursts: bool
 ) -> dict[str, list[int]]:
     """Nanoseconds of each way, in the environment of clients by others; the endpoint's answers are compared."""
@@ -115,8 +116,8 @@ def measure(
 
     turns = {way: partial(ask, image) for way, ask in ways.items()}
     if in_bursts:
-        return take_turns_in_bursts(turns, count, burst=min(count, _BURST), keep=keep)
-    return take_turns(turns, count, warm_up=_WARM_UP, keep=keep)
+        return measure(turns, count, burst=min(count, _BURST), warm_up=5, keep=keep)
+    return measure(turns, count, warm_up=_WARM_UP, keep=keep)
 
 
 def _in_process(runtime_dir: str) -> Callable[[Any], Any]:
@@ -186,3 +187,86 @@ def _by_stub(port: int) -> Callable[[Any], Any]:
         return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
 
     return ask
+
+
+# -- models that no process runs -----------------------------------------------------------------------------------
+
+#: Models by title: architecture, framework, and the bars of a spare and of a hot spare, in ms beside computing.
+_MODELS = {
+    "MiniLM": ("minilm", TORCH, 30.0, 15.0),
+    "BERT-base": ("bert-base", TORCH, 30.0, 15.0),
+    "GPT-2": ("gpt2", TORCH, 30.0, 15.0),
+    "ResNet-50": ("resnet50", TORCH, 30.0, 15.0),
+    "ResNet-50, ONNX Runtime": ("resnet50", ONNX, 30.0, 15.0),
+    "ResNet-50, MXNet": ("resnet50-mxnet", MXNET, 120.0, 120.0),
+    "VGG-16, MXNet": ("vgg16-mxnet", MXNET, 120.0, 120.0),
+}
+_SPARES_NOTE = (
+    "An HTTP request (binary tensors) for a model that is in shared memory and that no predictor runs. More than "
+    "compute: its time less `predict_s` of the next request, which the same predictor answers. Two threads. After each "
+    "turn the predictor ends and a spare is made again, which is not timed. Hot: with `predictor: {hot: 1}` in the "
+    "manifest. Against a fresh process of the framework: see `starts`."
+)
+
+
+def spares(setup: Setup) -> Figure:
+    """Ask for each model by a spare, and by a hot spare."""
+    figure = Figure("spares", _SPARES, [], [_SPARES_NOTE])
+    models = {title: of for title, of in _MODELS.items() if of[1] != MXNET or setup.has_mxnet}
+    if setup.quick:
+        models = {"ResNet-50, ONNX Runtime": models["ResNet-50, ONNX Runtime"]}
+    frameworks = ",".join(dict.fromkeys(of[1] for of in models.values()))
+    flags = ["--preload", frameworks, "--hot-spares", "8", *environment_of(setup.mxnet if setup.has_mxnet else None)]
+    with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, *flags) as endpoint:
+        for title, (architecture, framework, bar, bar_hot) in models.items():
+            given = manifest(f"spare-{architecture}-{framework}", architecture, framework, small=setup.quick, threads=2)
+            asked = as_inputs(inputs(architecture, framework))
+            if architecture == "gpt2":
+                del asked["attention_mask"]
+            spare = _Spare(daemon, endpoint, framework, given, asked)
+            for what, hot, limit in (("", 0, bar), (", hot", 1, bar_hot)):
+                whole, compute = spare.taken(hot, setup.repeats(9))
+                figure.comparisons.append(more(f"{title}{what}, more than compute", whole, compute, Bar("<=", limit)))
+            daemon.evict(given["name"])
+    return figure
+
+
+class _Spare:
+    """Requests for one model, each of which finds no predictor."""
+
+    def __init__(
+        self, daemon: DaemonProcess, endpoint: EndpointProcess, framework: str, given: dict[str, Any], asked: Any
+    ) -> None:
+        self._daemon = daemon
+        self._endpoint = endpoint
+        self._framework = framework
+        self._given = given
+        self._asked = asked
+
+    def taken(self, hot: int, count: int) -> tuple[Samples, Samples]:
+        """Return the times of requests, and what they computed."""
+        name = self._given["name"]
+        self._daemon.register({**self._given, "predictor": {**self._given["predictor"], "hot": hot}})
+        self._daemon.load(name, place="cpu")
+        for _ in range(2):  # the template learns what the model needs
+            self._endpoint.infer(name, self._asked, keep_alive=0)
+            self._endpoint.await_spare(self._framework, name)
+        found: tuple[list[int], list[int]] = ([], [])
+        for number in range(hot + count):
+            if hot:
+                self._endpoint.await_hot_spare(name)
+            began = time.perf_counter_ns()
+            answer, _ = self._endpoint.infer(name, self._asked)
+            taken = time.perf_counter_ns() - began
+            told = answer["parameters"]
+            assert told["cold"] or told["predictor"] == "hot", f"{name} had no spare of that kind: {told}"
+            again, _ = self._endpoint.infer(name, self._asked, keep_alive=0)
+            if number >= hot:  # the first hot one knew no request's shapes to rehearse
+                found[0].append(taken)
+                found[1].append(round(again["parameters"]["predict_s"] * 1e9))
+            if not hot:
+                self._endpoint.await_spare(self._framework, name)
+        return Samples("request", found[0]), Samples("compute", found[1])
+
+
+PARTS = {"endpoint": Part(_ADDED, added), "spares": Part(_SPARES, spares)}

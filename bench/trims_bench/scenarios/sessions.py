@@ -1,4 +1,4 @@
-"""Many sessions opening and closing at random while there is room for a third of the models."""
+"""Many sessions of one daemon: 200 that open and close at random, and a crowd that comes at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.checkpoints import write_checkpoint
-from trims_bench.child import call
-from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.child import call, started
+from trims_bench.crowd import visit
+from trims_bench.measuring import Bar, Comparison, Figure, Samples
+from trims_bench.scenarios import Part
 from trims_bench.scenarios.base import MEMORIES
 
 if TYPE_CHECKING:
@@ -19,23 +22,30 @@ if TYPE_CHECKING:
 
     from trims_client import Session
 
+    from trims_bench.child import Started
     from trims_bench.daemon import DaemonProcess
     from trims_bench.scenarios.base import Setup
 
-TITLE = "200 sessions open and close at random, with room for a third of the models"
-_BAR_MS = 5.0
+_CHURN = "200 sessions open and close at random, with room for a third of the models"
+_CROWD = "2,000 clients come at once to a daemon that may open 1,024 files, and open a model that is resident"
 _PROCESSES = 4
-_HOLD_S = 0.02
-_DEADLINE_S = 2.0
+_HOLD_S, _DEADLINE_S = 0.02, 2.0
+_MODEL = "crowded"
+#: Nanoseconds until all processes of clients have started.
+_AHEAD_NS = 2_000_000_000
+_IDLE_S = 1.0
 
 
-def run(setup: Setup) -> Figure:
+# -- open and close at random --------------------------------------------------------------------------------------
+
+
+def churn(setup: Setup) -> Figure:
     """Sessions in a few processes, one thread each; then the daemon's books must be in order."""
-    figure = Figure("churn", TITLE, [], [])
+    figure = Figure("churn", _CHURN, [], [])
     for where, large_pages in MEMORIES.items():
-        found = _churn(setup, large_pages)
+        found = _churned(setup, large_pages=large_pages)
         warm, cold = (Samples(f"{kind} opens", found[kind]) for kind in ("warm", "cold"))
-        bar = Bar("<=", _BAR_MS) if large_pages else None
+        bar = Bar("<=", 5.0) if large_pages else None
         p99_ms = warm.percentile(0.99) / 1e6
         figure.comparisons.append(Comparison(f"{where}p99 of warm opens", p99_ms, "ms", bar, (warm, cold)))
         declared = ", ".join(f"{count} {name}" for name, count in sorted(found["declared"].items())) or "none"
@@ -50,14 +60,14 @@ def run(setup: Setup) -> Figure:
     return figure
 
 
-def _churn(setup: Setup, large_pages: bool) -> dict[str, Any]:
+def _churned(setup: Setup, *, large_pages: bool) -> dict[str, Any]:
     models, sessions, opens = setup.size(30, 6), setup.size(200, 8), setup.repeat or setup.size(40, 5)
     sizes = _sizes(models, setup.size(1 << 20, 1 << 16))
     with (
         setup.scratch() as folder,
         setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3, large_pages=large_pages) as daemon,
     ):
-        names = [_add(daemon, folder, number, nbytes) for number, nbytes in enumerate(sizes)]
+        names = [_added(daemon, folder, number, nbytes) for number, nbytes in enumerate(sizes)]
         found = _in_processes(daemon, names, sessions, opens, think_s=setup.size(600, 10) / 1e3)
         _check(daemon)
     return found
@@ -68,7 +78,7 @@ def _sizes(models: int, unit: int) -> list[int]:
     return [unit * (1 + number % 8) for number in range(models)]
 
 
-def _add(daemon: DaemonProcess, folder: Path, number: int, nbytes: int) -> str:
+def _added(daemon: DaemonProcess, folder: Path, number: int, nbytes: int) -> str:
     name = f"churn-{number}"
     path = write_checkpoint(folder / f"{name}.safetensors", nbytes, label=name)
     return daemon.add({"name": name, "artifact": {"path": str(path)}})
@@ -86,7 +96,7 @@ def _in_processes(
     }
     began = time.monotonic()
     with ThreadPoolExecutor(_PROCESSES) as pool:
-        parts = list(pool.map(lambda seed: call(measure, {**given, "seed": seed}), range(_PROCESSES)))
+        parts = list(pool.map(lambda seed: call(visit_all, {**given, "seed": seed}), range(_PROCESSES)))
     declared: Counter[str] = Counter()
     for part in parts:
         declared.update(part["declared"])
@@ -104,7 +114,7 @@ def _check(daemon: DaemonProcess) -> None:
     assert not findings, findings
 
 
-def measure(
+def visit_all(
     *, runtime_dir: str, names: list[str], sessions: int, opens: int, think_s: float, seed: int
 ) -> dict[str, Any]:
     """One process with several sessions, each in a thread; nanoseconds of opens, and how often what was refused."""
@@ -172,3 +182,79 @@ class _Visitor:
         with weights:
             assert weights.metadata["label"] == name, f"asked for {name}, got {weights.metadata['label']}"
             time.sleep(_HOLD_S * self._random.random())
+
+
+# -- a crowd -------------------------------------------------------------------------------------------------------
+
+
+def crowd(setup: Setup) -> Figure:
+    """One crowd for each repeat, each with a daemon of its own."""
+    found: dict[str, list[Any]] = {"served": [], "refused": [], "others": [], "idle": [], "before": [], "log": []}
+    clients = setup.size(2000, 60) // _PROCESSES * _PROCESSES
+    repeats = setup.repeats(3)
+    for _ in range(repeats):
+        for what, values in _crowded(setup, clients).items():
+            found[what] += values
+    figure = Figure("crowd", _CROWD, _compared(found, clients * repeats), [])
+    others = {what: found["others"].count(what) for what in sorted(set(found["others"]))}
+    figure.notes.append(
+        f"{repeats} times {clients} clients: {len(found['served'])} were served and stayed, {len(found['refused'])} "
+        f"were refused with `capacity`; anything else: {others or 'none'}. Each is timed from its connect."
+    )
+    figure.notes.append(
+        "Idle: processor time of the daemon in the second after the last answer, with the served clients connected "
+        "(other side: in a second before the crowd); the worst. The log is at level info."
+    )
+    return figure
+
+
+def _compared(found: dict[str, list[Any]], clients: int) -> list[Comparison]:
+    answers = [Samples(what, found[what]) for what in ("served", "refused") if found[what]]
+    answered = sum(len(side.values) for side in answers)
+    longest = max((max(side.values) for side in answers), default=0)
+    idle = Samples("idle second after", found["idle"]), Samples("idle second before", found["before"])
+    log = Samples("log", found["log"], "bytes")
+    counts = [Samples(side.of, [len(side.values)], "clients") for side in answers]
+    return [
+        Comparison("served (other side: refused), of all", answered / clients, "x", Bar(">=", 1.0), counts),
+        Comparison("longest until then", longest / 1e6, "ms", Bar("<=", 1000.0), answers),
+        Comparison("processor in an idle second", max(idle[0].values) / 1e6, "ms", Bar("<=", 50.0), idle),
+        Comparison("log of the crowd", max(log.values), "bytes", None, (log,)),
+    ]
+
+
+def _crowded(setup: Setup, clients: int) -> dict[str, list[Any]]:
+    files = setup.size(1024, 256)
+    program = ["trims_bench.altered", "--files", str(files), "--"]
+    with (
+        setup.scratch() as folder,
+        setup.daemon(folder / "state", program=program, cpu_capacity_bytes=1 << 20, log_level="info") as daemon,
+    ):
+        path = write_checkpoint(folder / "model.safetensors", 64_000)
+        daemon.load(daemon.register({"name": _MODEL, "artifact": {"path": str(path)}}))
+        before, log_bytes = _idle(daemon), daemon.log_bytes
+        with ExitStack() as stack:
+            parts = _visited(stack, daemon, clients)
+            idle = _idle(daemon)
+            log_bytes = daemon.log_bytes - log_bytes
+    found = {what: [each for part in parts for each in part[what]] for what in ("served", "refused", "others")}
+    return {**found, "idle": [idle], "before": [before], "log": [log_bytes]}
+
+
+def _visited(stack: ExitStack, daemon: DaemonProcess, clients: int) -> list[dict[str, Any]]:
+    """Processes full of clients, which stay until the stack ends; what became of the clients."""
+    given = {"runtime_dir": str(daemon.runtime_dir), "model": _MODEL, "clients": clients // _PROCESSES}
+    given["at_ns"] = time.monotonic_ns() + _AHEAD_NS
+    processes: list[Started] = [stack.enter_context(started(visit, given)) for _ in range(_PROCESSES)]
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        return list(pool.map(lambda process: process.result(), processes))
+
+
+def _idle(daemon: DaemonProcess) -> int:
+    """Nanoseconds of processor time in a second in which nothing is asked."""
+    before = daemon.cpu_ns
+    time.sleep(_IDLE_S)
+    return daemon.cpu_ns - before
+
+
+PARTS = {"churn": Part(_CHURN, churn), "crowd": Part(_CROWD, crowd)}
