@@ -93,6 +93,7 @@ class EndpointProcess:
     Args:
         runtime_dir: Of the daemon whose models it serves.
         arguments: Flags of `trims endpoint`.
+        variables: Added to its environment.
 
     Attributes:
         port: Where it listens on this machine.
@@ -101,7 +102,8 @@ class EndpointProcess:
 
     port = grpc_port = 0
 
-    def __init__(self, runtime_dir: Path, *arguments: str) -> None:
+    def __init__(self, runtime_dir: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
+        self._environment = {**os.environ, **(variables or {})}
         self._command = run_module(
             "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0", "--grpc-port", "none",
             *arguments,
@@ -109,7 +111,9 @@ class EndpointProcess:
         self._said: deque[str] = deque(maxlen=20)
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = subprocess.Popen(
+            self._command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=self._environment
+        )
         self.port = self._await_port()
         self._reader = threading.Thread(target=self._listen)
         self._reader.start()
