@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -19,6 +20,7 @@ import pytest
 from fleets import register
 from looking import wait_until
 from repository import ROOT
+from trims_predictors.evaluation import tiers
 from trims_predictors.evaluation.database.evaluations import Evaluations
 
 import trims
@@ -29,6 +31,8 @@ from trims.trace.reader import Trace, read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from trims_predictors.evaluation.records import Evaluated
 
     from trims.daemon.main import Daemon
 
@@ -232,3 +236,20 @@ def test_an_evaluation_that_is_killed_at_any_moment_goes_on_and_leaves_nothing(
     assert (found["ended"], found["discarded"]) == (True, {})
     with admin(daemon.config.runtime_dir) as control:
         wait_until(lambda: control.status().stats.leases == 0, "no predictor is left with a lease")
+
+
+def test_a_model_that_others_read_keeps_its_readers_and_takes_new_ones(
+    daemon: Daemon, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "_TRIES", 2)
+    with trims.connect(str(daemon.config.runtime_dir)) as session, session.open(model, place="cpu"):
+        found = run(daemon, capsys, "eval", model, "--from", "disk", "--how", "template", "--repeat", "1", status=1)
+        assert (list(found["unreachable"]), found["rows"]) == (["disk"], [])
+        session.open(model, place="cpu").close()
+
+
+def test_where_a_loop_runs_an_evaluation_runs_beside_it(daemon: Daemon, model: str) -> None:
+    async def cell() -> Evaluated:
+        return trims.evaluate(model, ways=["hot"], repeats=1, runtime_dir=str(daemon.config.runtime_dir))  # type: ignore[no-any-return]
+
+    assert len(asyncio.run(cell()).samples) == 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trims_predictors.evaluation.records import Evaluated, Sample
     from trims_predictors.evaluation.session import Place, Wish
 
+_STATUS_INTERRUPTED = 130
 DATABASE = "where evaluations are kept: sqlite:////FILE or postgresql://USER:PASSWORD@HOST/NAME (default: $TRIMS_EVALUATIONS, else a file in the daemon's state folder)"  # noqa: E501
 
 
@@ -56,26 +57,28 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.scenario is not None:
         return evaluate_scenario(options)
     check_absent(options)
-    _evaluate_starts(options)
-    return 0
+    return _evaluate_starts(options)
 
 
-def _evaluate_starts(options: argparse.Namespace) -> None:
+def _evaluate_starts(options: argparse.Namespace) -> int:
     import asyncio
 
-    from trims.cli.output import say, say_json
+    from trims.cli.output import note, say, say_json
     from trims_predictors.evaluation.report import rows, text
     from trims_predictors.evaluation.session import evaluate_model
 
-    progress = _say_sample if options.json_lines else _progress
-    evaluated = asyncio.run(evaluate_model(_wish(options), _place(options), progress))
-    if options.json_lines:
-        return
+    progress, wish = _say_sample if options.json_lines else _progress, _wish(options)
+    try:
+        evaluated = asyncio.run(evaluate_model(wish, _place(options), progress))
+    except KeyboardInterrupt:
+        note(f"interrupted; `trims eval --resume {wish.resume or wish.evaluation_id}` goes on")
+        return _STATUS_INTERRUPTED
     if options.json:
         say_json(rows.as_json(evaluated))
-        return
-    say(heading(evaluated))
-    say("\n".join(text.lines(evaluated)))
+    elif not options.json_lines:
+        say(heading(evaluated))
+        say("\n".join(text.lines(evaluated)))
+    return 0 if rows.rows(evaluated.samples) else 1  # for scripts: nothing was measured
 
 
 def heading(evaluated: Evaluated) -> str:
@@ -87,6 +90,7 @@ def heading(evaluated: Evaluated) -> str:
 def _wish(options: argparse.Namespace) -> Wish:
     from trims.core.errors import CallerError
     from trims_predictors.cli.run_inputs import RunInputs
+    from trims_predictors.evaluation.records import new_id
     from trims_predictors.evaluation.session import Wish
 
     chosen: dict[str, Any] = {
@@ -96,14 +100,14 @@ def _wish(options: argparse.Namespace) -> Wish:
         "batches": None if options.batches is None else _numbers(options.batches),
         "idle_s": options.idle,
         "level": None if options.level is None else _level(options.level),
-        "evaluation_id": options.id or None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    if options.resume and given:
+    if options.resume and (given or options.id):
         raise CallerError("--resume goes on with what was asked then: leave out all that says what to measure")
     inputs = RunInputs(options.model, options.dtype)
     make = (lambda types: inputs.read(options.input, types)) if options.input else None
-    return Wish(options.model, options.resume, make_inputs=make, **given)
+    identity = options.id or ("" if options.resume else new_id())
+    return Wish(options.model, options.resume, make_inputs=make, evaluation_id=identity, **given)
 
 
 def _level(text: str) -> Level:

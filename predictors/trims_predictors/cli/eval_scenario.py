@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,9 +92,9 @@ def evaluate_scenario(options: argparse.Namespace) -> int:
 
     scenario, models = _chosen(options)
     with Evaluations(find_database(options.database, options.runtime_dir)) as kept:  # before minutes are spent
-        order = _order(options, models)
+        order = _order(options, scenario, models)
+        kept.begin(order, 0)  # it is known, though this process is killed
         result = _made(options, scenario, models)
-        kept.begin(replace(order, scenario={"scenario": result.scenario, **result.as_json()["options"]}), 0)
         kept.add_document(order.id, WORKLOAD, 0, result.as_json())
         if result.ended == DONE:
             kept.end(order.id, {})
@@ -107,19 +106,29 @@ def evaluate_scenario(options: argparse.Namespace) -> int:
         say(f"evaluation {order.id}")
         say("\n".join(lines(result)))
     if result.ended == DONE:
-        return 0
+        return 0 if result.answered else 1
     if result.ended == INTERRUPTED:
         return _STATUS_INTERRUPTED
     note(f"trims: {result.ended}; what is reported is what came until then")
     return 1
 
 
-def _order(options: argparse.Namespace, models: Sequence[str]) -> Order:
+def _plain(value: object) -> object:
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def _order(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]) -> Order:
+    from dataclasses import asdict
+
     from trims_predictors.evaluation.records import Order, new_id
     from trims_predictors.evaluation.stack import stack
 
     identity, began = options.id or new_id(), time.time()
-    return Order(identity, ", ".join(models), "", (), (), 0, began_unix_s=began, stack=stack())
+    asked = {name: _plain(value) for name, value in asdict(scenario).items() if value is not None}
+    return Order(
+        identity, ", ".join(models), "", (), (), 0, scenario={"scenario": scenario.name, **asked}, began_unix_s=began,
+        stack=stack(),
+    )  # fmt: skip
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Scenario, list[str]]:

@@ -125,7 +125,9 @@ def _ask(options: argparse.Namespace) -> None:
     from trims.trace.spans import span
 
     with span("import"):
-        import trims_predictors.cli.run_request  # noqa: F401 - which `ask` imports: it takes longer than a warm request
+        # What `ask` imports takes longer than a warm request.
+        import trims_predictors.cli.run_request
+        import trims_predictors.endpoint.settings  # noqa: F401
         from trims_predictors.cli.run import ask
         from trims_predictors.cli.run_inputs import RunInputs
 

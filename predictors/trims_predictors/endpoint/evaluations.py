@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trims.core.errors import BusyError, CallerError, TrimsError
+from trims.trace.levels import Level
 from trims_predictors.evaluation.records import new_id
 
 if TYPE_CHECKING:
@@ -234,6 +235,34 @@ class Evaluations:
         await asyncio.wait([task])
 
 
+def _check(asked: _Order) -> None:
+    """Refuse at once what the command would refuse a second later."""
+    from trims_predictors.evaluation.session import Wish
+    from trims_predictors.workloads.scenarios import choose
+
+    try:
+        Level.parse(asked.level or Level.MODEL.name)
+    except ValueError as error:
+        raise CallerError(str(error)) from error
+    if asked.scenario is not None:
+        _load_words(asked)
+        texts = [name for name, value in asked.scenario.items() if isinstance(value, str)]
+        wrong = sorted(set(texts) - {"name", "popularity"})
+        if wrong:
+            raise CallerError(f"{wrong[0]!r} of `scenario` must be a number, not {asked.scenario[wrong[0]]!r:.80}")
+        given = {name: value for name, value in asked.scenario.items() if name != "name"}
+        choose(str(asked.scenario.get("name", "")), {**given, **({"batch": asked.batches[0]} if asked.batches else {})})
+        return
+    chosen = {
+        "tiers": asked.tiers, "ways": asked.ways, "repeats": asked.repeat, "batches": asked.batches,
+        "idle_s": asked.idle,
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items() if value is not None
+    }
+    Wish(asked.model, asked.resume, **values)
+
+
 def _load_words(asked: _Order) -> list[str]:
     """Return the options of a load: of a scenario `{"name": "poisson", "rate": 200}`."""
     scenario = dict(asked.scenario or {})
@@ -266,6 +295,7 @@ def _words(order: Mapping[str, Any]) -> tuple[str, list[str], list[str], str]:
     options = [f"{name}={','.join(map(str, values))}" for name, values in lists.items() if values is not None]
     words = {"--repeat": asked.repeat, "--idle": asked.idle, "--level": asked.level}
     options += [f"{name}={value}" for name, value in words.items() if value is not None]
+    _check(asked)
     if asked.scenario is not None:
         return asked.model, [*options, *_load_words(asked)], [asked.model, *asked.models], ""
     if asked.models:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InternalError, TrimsError
+from trims.core.errors import InternalError, LostPeerError, ModelNotFoundError, TrimsError
 from trims.trace import spans
 from trims.trace.levels import Level
 from trims.trace.reader import wait_for_trace
@@ -103,6 +102,8 @@ class Evaluation:
             self.unreachable[way] = str(error)
         except tiers.Unreachable as error:
             self.unreachable[way if way == ALONE else tier] = str(error)
+        except (LostPeerError, ModelNotFoundError):
+            raise  # of every sample that follows, too: the evaluation goes on when that is mended
         except TrimsError as error:
             self._discard(where, number, f"{type(error).__name__}: {error}")
 
@@ -118,9 +119,8 @@ class Evaluation:
         digests = {digest}
         try:
             for _ in range(_STEADY_RUNS):
-                began = time.perf_counter()
-                outputs = await self.starter.again(process, batch)
-                steady.append(time.perf_counter() - began)
+                outputs, seconds = await self.starter.again(process, batch)
+                steady.append(seconds)
                 digests.add(digest_of(outputs))
         finally:
             # Also one that was hot: its lease would keep the weights where the next start needs them not.

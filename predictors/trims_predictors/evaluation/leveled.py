@@ -114,7 +114,7 @@ async def runs_at_levels(starter: Starter, model: str, deepest: Level, repeats: 
             for level in levels:
                 sample = spans.span(_SAMPLE, Level.APPLICATION, model=model, deepest=level.name.lower())
                 with sample as whole, spans.down_to(level):
-                    outputs = await starter.again(process)
+                    outputs, _ = await starter.again(process)
                 await asyncio.to_thread(_flush, folder)  # which would take the processor from the next run
                 digests.add(digest_of(outputs))
                 if number and whole.context is not None:

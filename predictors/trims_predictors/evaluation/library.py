@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
@@ -65,7 +67,6 @@ def evaluate(
         CallerError: What is asked cannot be, or the model's inputs are not known.
         BusyError: Another evaluation runs on this machine.
         TrimsError: The daemon or the database refuse.
-        RuntimeError: The caller runs in an event loop; there, await `session.evaluate_model`.
     """
 
     def given(types: Sequence[TensorType]) -> list[Tensor]:
@@ -81,7 +82,17 @@ def evaluate(
         _level(level), make_inputs=None if inputs is None else given,
     )  # fmt: skip
     place = Place(runtime_dir, environments, database=database)
-    return asyncio.run(evaluate_model(wish, place, progress or _silent))
+    work = partial(_run, wish, place, progress or _silent)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, "trims-evaluate") as thread:  # in a notebook, whose loop waits meanwhile
+        return thread.submit(work).result()
+
+
+def _run(wish: Wish, place: Place, progress: Progress) -> Evaluated:
+    return asyncio.run(evaluate_model(wish, place, progress))
 
 
 def _level(text: str) -> Level:

@@ -70,7 +70,7 @@ class Sample:
         number: Which repetition.
         seconds: From nothing to the first answer.
         stages: Seconds of each stage, which add up to `seconds`.
-        steady_s: Seconds of each run after the first one.
+        steady_s: Seconds that the model computed in each run after the first one, with its manifest's steps.
         digest: Of the outputs.
         trace_id: Its trace.
         why_not: Why it does not count; empty if it does.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.control import aadmin, admin
-from trims.core.errors import BusyError, CallerError, DaemonAwayError
+from trims.core.errors import BusyError, CallerError, DaemonAwayError, LostPeerError, ModelNotFoundError
 from trims.environments.environment_store import EnvironmentStore, default_folder
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
@@ -29,6 +29,7 @@ from trims_predictors.evaluation.records import LAYERS, Order, new_id
 from trims_predictors.evaluation.stack import stack
 from trims_predictors.evaluation.tiers import TIERS, artifact_files
 from trims_predictors.evaluation.ways import WAYS, Starter
+from trims_predictors.tensors import check_against
 from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evalua
                 raise CallerError(f"{model} has changed since evaluation {order.id}; begin a new one")
         types = Signatures().described(deployment)[0]
         one = made_inputs(types, model) if wish.make_inputs is None else wish.make_inputs(types)
+        check_against(one, types, model)
         inputs = in_batches(one, types, order.batches, model, given=wish.make_inputs is not None)
         done = list(resumed.samples) if resumed else []
         total = len(starts(order)) * order.repeats
@@ -153,7 +155,8 @@ async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evalua
         async with _starter(runtime_dir, deployment, inputs, order.idle_s, shown) as starter:
             evaluation = Evaluation(daemon, model, starter, artifact_files(shown), str(trace_dir), keep)
             taken_before = frozenset((each.where, each.number) for each in done)
-            await evaluation.run(starts(order), order.repeats, taken_before)
+            with _resumable(order.id):
+                await evaluation.run(starts(order), order.repeats, taken_before)
             level = Level.parse(order.level)
             if level > Level.MODEL and not (resumed and LAYERS in resumed.documents):
                 leveled = await runs_at_levels(starter, model, level, order.repeats, str(trace_dir))
@@ -171,6 +174,15 @@ async def _begun(daemon: AsyncAdmin, kept: Evaluations, wish: Wish, deployment: 
     )  # fmt: skip
     kept.begin(order, len(starts(order)) * order.repeats)
     return order
+
+
+@contextmanager
+def _resumable(evaluation_id: str) -> Iterator[None]:
+    """Have errors that end an evaluation say how it goes on."""
+    try:
+        yield
+    except (LostPeerError, ModelNotFoundError) as error:
+        raise type(error)(f"{error}; `trims eval --resume {evaluation_id}` goes on") from error
 
 
 async def _looked_into(daemon: AsyncAdmin, model: str) -> Model:

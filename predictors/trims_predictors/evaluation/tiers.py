@@ -118,16 +118,18 @@ async def _gpu(daemon: AsyncAdmin) -> str:
 
 
 async def _evict(daemon: AsyncAdmin, model: str, place: str) -> None:
+    """Free an image at a place that nothing reads: a drained one would refuse its other readers later."""
     for left in range(_TRIES, 0, -1):
         try:
-            await daemon.evict(model, place, drain=True)
+            await daemon.evict(model, place)
+        except InUseError as error:
+            if left == 1:
+                raise Unreachable(
+                    f"its image is read by others ({error}); `trims ps` shows whose leases these are: end them, those "
+                    "of an endpoint by `trims unload`"
+                ) from error
+            await asyncio.sleep(_PAUSE_S)
         except (ModelNotFoundError, NotSupportedError, CallerError):
             return  # there is none, or none can be
-        except InUseError:
-            if left == 1:
-                raise
-            await asyncio.sleep(_PAUSE_S)
-            continue
-        except TrimsError:
-            raise
-        return
+        else:
+            return

@@ -18,6 +18,7 @@ from trims_predictors.tensors import to_array
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trims.wire.frames import Message
     from trims_predictors.children.launcher import Launcher
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Deployment
@@ -35,6 +36,8 @@ _SETTLING_RUNS = 20
 _LOAD_S, _RUN_S = 600.0, 600.0
 #: Rounds in which a template learns, seconds for them, and between two looks whether it has.
 _ROUNDS, _LEARNING_S, _LOOK_S = 3, 120.0, 0.05
+#: Stages of a run in which the model computes.
+_COMPUTING = ("preprocess_s", "predict_s", "postprocess_s")
 #: Part of the largest value by which equal answers may differ, for types that are rounded.
 _ROUNDED = {"FP64": 1e-9, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
 
@@ -136,9 +139,10 @@ class Starter:
             process.kill("its sample failed")
             raise
 
-    async def again(self, process: PredictorProcess, batch: int = 1) -> list[Tensor]:
-        """Have a process that has answered answer once more."""
-        return await self._run(process, batch)
+    async def again(self, process: PredictorProcess, batch: int = 1) -> tuple[list[Tensor], float]:
+        """Have a process that has answered answer once more. Return the outputs and the seconds it computed."""
+        answer = await self._answer(process, batch)
+        return answer["outputs"], sum(answer["stages"].get(name, 0.0) for name in _COMPUTING)
 
     async def _import(self, process: PredictorProcess) -> None:
         """Start Python and import what a template has imported already."""
@@ -159,11 +163,13 @@ class Starter:
         return imported
 
     async def _run(self, process: PredictorProcess, batch: int) -> list[Tensor]:
+        outputs: list[Tensor] = (await self._answer(process, batch))["outputs"]
+        return outputs
+
+    async def _answer(self, process: PredictorProcess, batch: int) -> Message:
         with span("run"):
             message = {"op": "predict", "threads": self._deployment.threads}
-            answer = await process.ask(message, deadline_s=_RUN_S, tensors=self._inputs[batch])
-        outputs: list[Tensor] = answer["outputs"]
-        return outputs
+            return await process.ask(message, deadline_s=_RUN_S, tensors=self._inputs[batch])
 
     async def close(self) -> None:
         """End a predictor that was prepared and not used. Idempotent."""

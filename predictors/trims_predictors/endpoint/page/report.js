@@ -94,13 +94,13 @@ function stacked(row, longest) {
 function stageTable(rows) {
   const names = stagesOf(rows);
   const columns = [["Start"], ...names.map((name) => [name, "figure"])];
-  return table("Median of each stage", columns, rows.map((row) => [titleOf(row), ...names.map((name) => (row.stages[name] ? time(row.stages[name]) : "-"))]));
+  return table("Stages of the sample nearest to the median", columns, rows.map((row) => [titleOf(row), ...names.map((name) => (row.stages[name] ? time(row.stages[name]) : "-"))]));
 }
 
 function batches(sizes) {
   const rows = sizes.map((each) => [
     `${each.way} x${each.batch}`, time(each.run.value), each.per_s.toFixed(1), each.gain === null ? "" : `${each.gain < 0 ? "−" : "+"}${percent(Math.abs(each.gain))}`,
-    each.is_optimal ? `optimal: ${each.next_gain === null ? "the largest measured still gains" : "a larger one gains 5 % or less"}` : "",
+    each.is_optimal ? (each.next_gain === null ? "the largest measured still gains" : "optimal: a larger one gains 5 % or less") : "",
   ]);
   return table("Batches", [["How"], ["Run", "figure"], ["Rows per second", "figure"], ["Gain", "figure"], ["", "text"]], rows);
 }

@@ -189,11 +189,17 @@ class Evaluations:
 
         from trims_predictors.evaluation.database.tables import EVALUATIONS
 
-        wanted = select(EVALUATIONS.c.id).where(EVALUATIONS.c.id.startswith(evaluation_id, autoescape=True)).limit(2)
-        found = self._database.read(lambda connection: connection.execute(wanted).scalars().all())
+        ids = select(EVALUATIONS.c.id)
+        begins = ids.where(EVALUATIONS.c.id.startswith(evaluation_id, autoescape=True)).limit(2)
+
+        def work(connection: Connection) -> Sequence[str]:
+            exact = connection.execute(ids.where(EVALUATIONS.c.id == evaluation_id)).scalars().all()
+            return exact or connection.execute(begins).scalars().all()
+
+        found = self._database.read(work)
         if len(found) != 1 or not evaluation_id:
-            what = "several evaluations have ids" if found else "no evaluation has an id"
-            raise CallerError(f"{what} that begin with {evaluation_id!r:.80}; `trims report` lists them")
+            what = "several evaluations have ids that begin" if found else "no evaluation has an id that begins"
+            raise CallerError(f"{what} with {evaluation_id!r:.80}; `trims report` lists them")
         return str(found[0])
 
     def read(self, evaluation_id: str) -> Evaluated:

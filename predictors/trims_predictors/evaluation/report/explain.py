@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trims.core.units import format_latency
 from trims_predictors.evaluation.report.rows import rows
 from trims_predictors.evaluation.stack import differences
+from trims_predictors.evaluation.statistics import LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Change(NamedTuple):
 
     Attributes:
         ratio: Of the later median to the earlier one.
-        is_sure: The intervals of the medians do not overlap, and both have a verdict.
+        is_sure: The intervals of the medians do not overlap, and both have samples enough.
         stages: Seconds that each stage grew by, the largest change first.
     """
 
@@ -47,7 +48,7 @@ def _change(was: Row, now: Row) -> Change:
     grown = {name: now.stages.get(name, 0.0) - was.stages.get(name, 0.0) for name in {**was.stages, **now.stages}}
     return Change(
         now.title, was.seconds.value, now.seconds.value, now.seconds.value / was.seconds.value,
-        apart and not was.seconds.verdict and not now.seconds.verdict,
+        apart and min(was.seconds.samples, now.seconds.samples) >= LEAST,
         dict(sorted(grown.items(), key=lambda item: -abs(item[1]))),
     )  # fmt: skip
 

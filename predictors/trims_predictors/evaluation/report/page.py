@@ -12,7 +12,7 @@ from trims_predictors.evaluation.records import LAYERS, WORKLOAD
 from trims_predictors.evaluation.report import explain, leveled, text
 from trims_predictors.evaluation.report.plots import picture
 from trims_predictors.evaluation.report.rows import answers_differ, batches, discarded, rows
-from trims_predictors.evaluation.report.text import times
+from trims_predictors.evaluation.report.text import optimal, times
 from trims_predictors.evaluation.stages import rank
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _section(evaluated: Evaluated) -> Iterable[str]:
             (
                 (
                     each.way, each.batch, format_latency(each.run.value), f"{each.per_s:.1f}",
-                    "" if each.gain is None else f"{each.gain:+.0%}", "optimal" if each.is_optimal else "",
+                    "" if each.gain is None else f"{each.gain:+.0%}", optimal(each),
                 )
                 for each in sizes
             ),

@@ -69,7 +69,7 @@ def _stages(axes: Any, found: list[Row]) -> None:
     for index, row in enumerate(found):
         axes.text(left[index], index, f" {row.seconds.value * 1e3:.1f} ms", va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds, medians of stages")
+    axes.set_xlabel("milliseconds, of the sample nearest to the median")
     axes.set_xlim(right=max(left) * 1.15)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -81,7 +81,8 @@ def _throughput(axes: Any, evaluated: Evaluated) -> None:
         of_way = [each for each in found if each.way == way]
         axes.plot([each.batch for each in of_way], [each.per_s for each in of_way], marker="o", label=way)
         best = next(each for each in of_way if each.is_optimal)
-        axes.annotate(f"optimal: {best.batch}", (best.batch, best.per_s), fontsize=8)
+        least = "at least " if best.next_gain is None else ""
+        axes.annotate(f"optimal: {least}{best.batch}", (best.batch, best.per_s), fontsize=8)
     axes.set_xscale("log", base=2)
     sizes = sorted({each.batch for each in found})
     axes.set_xticks(sizes, [str(each) for each in sizes])

@@ -31,7 +31,7 @@ class Row:
     Attributes:
         batch: Size of the requests.
         seconds: From nothing to the first answer.
-        stages: Median seconds of each stage, in the order of a start.
+        stages: Seconds of each stage, in the order of a start, of the sample that is nearest to the median.
         ideal_s: Median of the runs after the first one: computing alone.
         share_of_ideal: `ideal_s` as a part of the whole.
         over_alone: How many times faster than the framework alone; None without its samples.
@@ -111,7 +111,9 @@ def _row(group: Sequence[Sample], medians: Mapping[Where, Median]) -> Row:
     tier, way, batch = good[0].where
     seconds = medians[good[0].where]
     names = sorted({name for each in good for name in each.stages}, key=rank)
-    stages = {name: median_of([each.stages.get(name, 0.0) for each in good]).value for name in names}
+    # Of one sample, because medians of each would not add up.
+    middle = min(good, key=lambda each: abs(each.seconds - seconds.value))
+    stages = {name: middle.stages[name] for name in names if name in middle.stages}
     ideal_s = median_of([second for each in good for second in each.steady_s]).value
     accounted = median_of([1 - each.stages.get(UNATTRIBUTED, 0.0) / each.seconds for each in good]).value
     return Row(
@@ -119,7 +121,7 @@ def _row(group: Sequence[Sample], medians: Mapping[Where, Median]) -> Row:
         _ratio(medians.get((_ALONE_FOR.get(tier, ""), ALONE, 1)), seconds),
         _ratio(medians.get((tier, FRESH, 1)), seconds), accounted,
         dict(Counter(each.why_not for each in group if each.why_not)),
-        min(good, key=lambda each: abs(each.seconds - seconds.value)).trace_id,
+        middle.trace_id,
     )  # fmt: skip
 
 

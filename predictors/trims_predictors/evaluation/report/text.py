@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trims_predictors.evaluation.records import Evaluated, Sample
-    from trims_predictors.evaluation.report.rows import Row
+    from trims_predictors.evaluation.report.rows import Batch, Row
 
 
 def lines(evaluated: Evaluated) -> list[str]:
@@ -87,10 +87,18 @@ def _batch_lines(samples: Sequence[Sample]) -> list[str]:
     text = ["", f"{'how':10}{'batch':>6}{'run':>12}{'rows/s':>12}{'gain':>8}"]
     for each in found:
         gain = "" if each.gain is None else f"{each.gain:+.0%}"
-        knee = "a larger one gains 5 % or less" if each.next_gain is not None else "the largest measured still gains"
-        best = f"  optimal: {knee}" if each.is_optimal else ""
+        best = f"  {optimal(each)}" if each.is_optimal else ""
         text.append(f"{each.way:10}{each.batch:6}{format_latency(each.run.value):>12}{each.per_s:12.1f}{gain:>8}{best}")
     return text
+
+
+def optimal(batch: Batch) -> str:
+    """Return what makes a batch the optimal one; empty for others."""
+    if not batch.is_optimal:
+        return ""
+    if batch.next_gain is None:
+        return "the largest measured still gains"
+    return "optimal: a larger one gains 5 % or less"
 
 
 def times(ratio: float | None) -> str:

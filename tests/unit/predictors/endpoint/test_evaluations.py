@@ -64,9 +64,9 @@ def test_an_order_becomes_a_command_line() -> None:
 
 
 def test_a_load_becomes_a_command_line() -> None:
-    order = {"model": "m", "models": ["n"], "batch": [4], "scenario": {"name": "poisson", "rate": 5.5, "seed": 3}}
+    order = {"model": "m", "models": ["n"], "batch": [4], "scenario": {"name": "batched", "duration": 5.5, "seed": 3}}
     assert _words(order) == (
-        "m", ["--batch=4", "--scenario=poisson", "--rate=5.5", "--seed=3"], ["m", "n"], "",
+        "m", ["--batch=4", "--scenario=batched", "--duration=5.5", "--seed=3"], ["m", "n"], "",
     )  # fmt: skip
 
 
@@ -80,6 +80,14 @@ def test_a_load_becomes_a_command_line() -> None:
         {"model": "m", "scenario": {"name": "closed", "endpoint": "http://elsewhere"}},
         {"model": "m", "scenario": {"name": "closed"}, "request": {}},
         {"model": "m", "scenario": "closed"},
+        {"model": "m", "scenario": {"name": "poisson", "rate": "a"}},
+        {"model": "m", "scenario": {"name": "poisson"}},
+        {"model": "m", "scenario": {"name": "x"}},
+        {"model": "m", "from": ["moon"]},
+        {"model": "m", "repeat": 0},
+        {"model": "m", "batch": [0]},
+        {"model": "m", "level": "x"},
+        {"model": "m", "how": []},
         {},
         {"model": 1},
         {"model": "m", "from": "cpu"},

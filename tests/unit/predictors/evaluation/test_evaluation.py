@@ -12,7 +12,7 @@ from trims_predictors.evaluation.records import Order, Sample, Taken
 from trims_predictors.evaluation.ways import NoWayError
 from trims_predictors.tensors import Tensor
 
-from trims.core.errors import PredictorError
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, PredictorError
 from trims.trace import spans
 from trims.trace.spans import span
 
@@ -40,11 +40,11 @@ class Starter:
     async def start(self, way: str, batch: int) -> tuple[Any, list[Tensor]]:
         self.started.append(way)
         with span("run"):
-            return Process(), await self.again(Process(), batch)
+            return Process(), (await self.again(Process(), batch))[0]
 
-    async def again(self, process: Any, batch: int) -> list[Tensor]:
+    async def again(self, process: Any, batch: int) -> tuple[list[Tensor], float]:
         data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return [Tensor("y", "UINT8", (len(data),), data)]
+        return [Tensor("y", "UINT8", (len(data),), data)], 0.25
 
 
 @pytest.fixture
@@ -123,6 +123,18 @@ def test_a_start_that_fails_is_discarded_with_its_error_and_the_others_go_on(
 ) -> None:
     taken, _ = evaluated(folder, Starter(b"same", fails="fresh"), monkeypatch)
     assert {(each.way, each.why_not.partition(":")[0]) for each in taken} == {("fresh", "PredictorError"), ("hot", "")}
+
+
+@pytest.mark.parametrize("error", [DaemonAwayError("it is away"), ModelNotFoundError("it was removed")])
+def test_what_every_later_sample_would_fail_at_ends_the_evaluation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Lost(Starter):
+        async def start(self, way: str, batch: int) -> tuple[Any, list[Tensor]]:
+            raise error
+
+    with pytest.raises(type(error)):
+        evaluated(folder, Lost(b"same"), monkeypatch)
 
 
 def test_answers_that_differ_from_run_to_run_are_discarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,12 +85,12 @@ class Starter:
         assert way == "hot"
         return self.process, []
 
-    async def again(self, process: Any) -> list[Tensor]:
+    async def again(self, process: Any) -> tuple[list[Tensor], float]:
         assert process is self.process
         self.levels.append(spans.deepest())
         with spans.span("predict"):
             data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return [Tensor("y", "UINT8", (1,), data)]
+        return [Tensor("y", "UINT8", (1,), data)], 0.0
 
 
 @pytest.mark.parametrize(("answers", "differ"), [((b"1",), False), ((b"1", b"2"), True)])

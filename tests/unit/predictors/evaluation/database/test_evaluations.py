@@ -100,6 +100,9 @@ def test_an_id_is_of_one_evaluation(kept: Evaluations) -> None:
         with pytest.raises(CallerError):
             kept.find(wrong)
     assert kept.find("20260102") == OTHER.id
+    longer = Order(f"{OTHER.id}0", "n", "key", (), (), 1)
+    kept.begin(longer, 1)
+    assert kept.find(OTHER.id) == OTHER.id, "an id is itself, though another one begins so"
 
 
 def test_documents_are_kept_by_kind_and_number(kept: Evaluations) -> None:

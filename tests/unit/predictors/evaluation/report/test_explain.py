@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evaluations import evaluated, samples
 from trims_predictors.evaluation.report import explain
 
@@ -27,6 +29,14 @@ def test_equal_stacks_are_said_and_a_difference_within_the_noise_is_no_finding()
     assert text[-1] == "the stacks are equal"
     assert [each.is_sure for each in explain.changes(one, other)] == [False]
     assert len(text) == 3, "no stage is named"
+
+
+def test_medians_far_apart_differ_however_wide_their_intervals_are() -> None:
+    fast = [replace(each, seconds=0.001 * (number + 1)) for number, each in enumerate(samples("-", "hot", 1.0))]
+    one, other = evaluated(fast), evaluated(samples("-", "hot", 0.3))
+    (change,) = explain.changes(one, other)
+    assert change.is_sure
+    assert change.ratio == 100.0
 
 
 def test_starts_that_only_one_has_are_left_out() -> None:
