@@ -80,7 +80,7 @@ def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(
     shows(browser, REPORT)
     texts = browser.evaluate("[...document.querySelectorAll('#evaluations .leads th')].map((each) => each.textContent)")
     assert texts == ["cpu template", "- hot"]
-    assert "Median of each stage" in browser.text()
+    assert "Stages of the sample nearest to the median" in browser.text()
     assert "2 samples are too few" in browser.text()
     report = browser.evaluate("location.hash")
     saves_the_report(browser, folder, report.rpartition("/")[2])

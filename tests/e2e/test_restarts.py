@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 ROUTES = ("/v2/models/{}", "/v2/models/{}/config", "/v2/models/{}/ready")
-#: Fields of `trims show` and `trims list` that say where the image is, and not what it is.
-MOVING = {"replicas", "in_memory"}
+#: Fields of `trims show` and `trims list` that say where image and artifact lie, as far as this daemon has looked, and
+#: not what they are.
+MOVING = {"replicas", "in_memory", "files"}
 
 
 @pytest.fixture

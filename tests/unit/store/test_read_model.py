@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,6 @@ from trims.store import read_model as module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trims.core.errors import TrimsError
     from trims.daemon.main import Daemon
@@ -75,7 +75,8 @@ def test_what_a_name_stands_for_is_told_as_far_as_it_is_known(daemon: Daemon, ch
     assert daemon.store.read.image_of(name) == module.NameView()
     key = daemon.store.load(name).result(WAIT_S).key
     nbytes = extent_at(daemon, CPU).nbytes
-    assert daemon.store.read.image_of(name) == module.NameView(key, "safetensors", nbytes)
+    files = (Path(name.removeprefix("file:")),)
+    assert daemon.store.read.image_of(name) == module.NameView(key, "safetensors", nbytes, files=files)
     daemon.store.resolver.forget(name)
     assert daemon.store.read.image_of(name) == module.NameView(key, "", nbytes)
 
