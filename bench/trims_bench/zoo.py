@@ -6,12 +6,13 @@ before, with their framework imported, so only loading and running are timed.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from trims_predictors.evaluation import page_cache
 
 from trims_bench.child import started
 from trims_bench.models import TOKENS
@@ -67,14 +68,7 @@ def make_models(folder: Path, count: int, shape: dict[str, Any]) -> list[Model]:
 
 def drop_pages(folder: Path) -> None:
     """Have the kernel forget the pages of all files in a folder, as far as they are not mapped."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+    page_cache.drop(str(path) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 @dataclass(frozen=True, slots=True)
