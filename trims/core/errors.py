@@ -107,6 +107,18 @@ class PermissionDeniedError(CallerError, PermissionError):
     code = "permission_denied"
 
 
+class SourceRefusedError(CallerError, PermissionError):
+    """A source of artifacts wants other credentials; the message names the source and where it looked for them."""
+
+    code = "source_refused"
+
+
+class AddressRefusedError(CallerError):
+    """An address leads where the daemon's policy does not allow: a private host, or a file of this machine."""
+
+    code = "address_refused"
+
+
 class ClosedError(CallerError):
     """A closed object was used again."""
 
@@ -178,6 +190,17 @@ class DaemonAwayError(LostPeerError):
     """No daemon answers at this address; the message names the address and how to start one."""
 
     code = "daemon_away"
+
+
+class SourceUnavailableError(LostPeerError):
+    """A source of artifacts does not answer, or broke off in the middle; what was fetched is kept.
+
+    Attributes:
+        retry_after_s: Seconds that the source asks for before the next request; None if it says nothing.
+    """
+
+    code = "source_unavailable"
+    retry_after_s: float | None = None
 
 
 class DrainingError(LostPeerError):
