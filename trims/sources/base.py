@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from trims.sources.http import Http
 
-__all__ = ["CHECKSUMS", "Opened", "Part", "RemoteFile", "Source", "SourceSettings"]
+__all__ = ["CHECKSUMS", "Destination", "Opened", "Part", "RemoteFile", "Source", "SourceSettings"]
 
 #: Checksums that a source may state for a file, strongest first: each as lower-case hexadecimal digits.
 CHECKSUMS = ("sha256", "blake3", "git-sha1", "crc64nvme", "crc32c")
@@ -45,6 +47,36 @@ class RemoteFile:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
+class Destination(Protocol):
+    """Where files of one address are kept on this machine. Methods may block; one thread calls them for each file."""
+
+    def find(self, file: RemoteFile) -> Path | None:
+        """Return the path of a complete copy of exactly this version; None if there is none. Reads no network."""
+        ...
+
+    def partial(self, file: RemoteFile) -> Path:
+        """Return where a transfer writes: on the file system of `publish`, the same path each time for this version.
+
+        What belongs to the transfer lies beside it, under the same name with another ending. Folders are made.
+        """
+        ...
+
+    def lock(self, file: RemoteFile, wanted: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Keep other processes from writing the same file, for a block.
+
+        Waits for them as long as `wanted()` is true, which is asked now and then; else raises DeadlineError.
+        """
+        ...
+
+    def publish(self, file: RemoteFile, partial: Path) -> Path:
+        """Give a complete, checked file its name by a rename; return the path under which it is read."""
+        ...
+
+    def finish(self, files: Sequence[RemoteFile]) -> Path:
+        """Record that these files of the address are there; return the folder that holds them under their names."""
+        ...
+
+
 @runtime_checkable
 class Opened(Protocol):
     """An address that was looked at. Methods may block; `fill` is called by several threads at once.
@@ -52,10 +84,14 @@ class Opened(Protocol):
     Attributes:
         pinned: The address with its version written out, as far as the scheme has a way (`hf://org/name@COMMIT`).
         files: Files that it holds, in the order of their names; one for the address of a file.
+        destination: Where the scheme keeps files on this machine; None for the daemon's own folder of downloads.
+        notes: What people should know about how it was found, such as that the network was not reached.
     """
 
     pinned: str
     files: Sequence[RemoteFile]
+    destination: Destination | None
+    notes: Sequence[str]
 
     def fill(self, file: RemoteFile, parts: Sequence[Part]) -> Iterator[None]:
         """Fill each part in order; yield after each, so that it is checked while it is hot.

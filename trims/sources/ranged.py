@@ -11,7 +11,7 @@ from trims.core.errors import SourceRefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from trims.sources.base import Part, RemoteFile
+    from trims.sources.base import Destination, Part, RemoteFile
     from trims.sources.http import Http, Location
 
 #: Share of the time for which a location is good after which another one is asked for.
@@ -26,12 +26,22 @@ class RangedFiles:
         pinned: See `Opened`.
         files: See `Opened`.
         locate: Returns where a file can be read now. May block; called by several threads.
+        destination: See `Opened`.
+        notes: See `Opened`.
     """
 
     def __init__(
-        self, http: Http, pinned: str, files: Sequence[RemoteFile], locate: Callable[[RemoteFile], Location]
+        self,
+        http: Http,
+        pinned: str,
+        files: Sequence[RemoteFile],
+        locate: Callable[[RemoteFile], Location],
+        *,
+        destination: Destination | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.pinned, self.files = pinned, files
+        self.destination, self.notes = destination, notes
         self._http = http
         self._locate = locate
         self._lock = threading.Lock()
