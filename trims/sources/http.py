@@ -103,6 +103,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         secret: Mapping[str, str] | None = None,
         follow: bool = True,
+        most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Answer:
         """Return the answer to a request, whatever its status.
 
@@ -112,11 +113,12 @@ class Http:
             headers: Sent to each server on the way.
             secret: Sent to the origin of `url` only.
             follow: Follow redirects.
+            most_bytes: Of a body that is wanted; what comes beyond is not read, if fewer than in any answer are.
 
         Raises SourceUnavailableError, AddressRefusedError, ArtifactError for an answer that is no HTTP or too long.
         """
         with self._exchange(method, url, headers or {}, secret or {}, follow=follow) as (response, where):
-            body = response.read(MOST_ANSWER_BYTES + 1) if method != "HEAD" else b""
+            body = response.read(most_bytes + (most_bytes == MOST_ANSWER_BYTES))
             if len(body) > MOST_ANSWER_BYTES:
                 raise ArtifactError(f"{shown(url)} answers with more than {MOST_ANSWER_BYTES >> 20} MiB")
             return Answer(response.status, cast("Mapping[str, str]", response.headers), body, where)
