@@ -49,6 +49,10 @@ _FLAGS = {
     "behind-bytes-per-s": "bandwidth of hashing and copying that no request waits for, such as 1GiB; 0 for no limit "
     "(default: 512MiB)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
+    "fetch-connections": "connections of all transfers from addresses together (default: 8)",
+    "fetch-bytes-per-s": "bandwidth of all transfers from addresses, such as 100MiB (default: no limit)",
+    "fetch-patience-s": "seconds without a byte after which a transfer gives up; what has come is kept (default: 120)",
+    "allow-hosts": "private hosts and networks that redirects, and manifests from elsewhere, may lead to",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "tenants": "the tenants file: who shares this machine, and how much each may hold (default: none)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trims.core.errors import ArtifactError, NotSupportedError
-from trims.sources.addresses import scheme_of
+from trims.manifests.addresses import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

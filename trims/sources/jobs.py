@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError, LostPeerError
 from trims.core.units import format_bytes
+from trims.manifests.addresses import host_of
 from trims.sources import checksums, descriptor, partial
-from trims.sources.addresses import host_of
 from trims.sources.base import RemoteFile, SourceSettings
 from trims.sources.files import Folder
 from trims.sources.http import Http

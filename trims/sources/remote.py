@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import DeadlineError, DigestMismatchError, TrimsError
+from trims.manifests.addresses import check_address
 from trims.sources import lock as lock_files
-from trims.sources.addresses import check_address
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.fetcher import Moved
 

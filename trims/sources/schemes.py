@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, ConfigError
+from trims.manifests.addresses import scheme_of
 from trims.plugins import Choice, Kind
-from trims.sources.addresses import scheme_of
 from trims.sources.base import Source, SourceSettings
 
 if TYPE_CHECKING:

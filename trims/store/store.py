@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trims.memory.pages import Pages
     from trims.store.adoption import Adoption
     from trims.store.catalog import Catalog
+    from trims.store.cloud_replicas import CloudReplicas
     from trims.store.device_leases import DeviceLeases
     from trims.store.fill.runner import Runner
     from trims.store.model_changes import ModelChanges
@@ -85,6 +86,7 @@ class Parts:
     read: ReadModel
     adoption: Adoption
     device_leases: DeviceLeases
+    clouds: CloudReplicas | None = None
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""Addresses of artifacts: `file:`, `http(s):`, `s3:`, `gs:`, `az:`, `hf://`, `pkg://`, `build://`, and those of plug-ins.
+"""Addresses of artifacts: `file:`, `http(s):`, `s3:`, `gs:`, `az:`, `hf:`, `pkg:`, `build:`, and those of plug-ins.
 
 `file:`, `pkg://` and `build://` name what lies on this machine, and stand for a manifest's `path`, `package` and
 `builder`. The others are fetched. Not covered: looking at one (`Source`).
