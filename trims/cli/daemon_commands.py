@@ -11,7 +11,7 @@ from trims.cli.completion import FILES, completed
 from trims.cli.connect import admin
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.core.errors import TrimsError
-from trims.core.place import FILE
+from trims.core.place import CLOUD, FILE
 from trims.core.units import format_bytes, format_seconds
 from trims.process.ends import ProcessEnd
 
@@ -66,6 +66,8 @@ _FLAGS = {
     "log-format": "text, or json for one object a line (default: text)",
 }
 
+#: Places without a capacity: files of users, and what other machines keep.
+_UNBOUNDED = (str(FILE), str(CLOUD))
 #: Seconds between two questions to a daemon that is ending.
 _ASK_AGAIN_S = 0.2
 #: Seconds between the end of its doors and that of its process, at most.
@@ -135,8 +137,8 @@ def _status(options: argparse.Namespace) -> None:
         [
             tier.place,
             format_bytes(tier.charged_bytes),
-            "-" if tier.place == str(FILE) else format_bytes(tier.capacity_bytes),
-            "-" if tier.place == str(FILE) else _share(tier.charged_bytes, tier.capacity_bytes),
+            "-" if tier.place in _UNBOUNDED else format_bytes(tier.capacity_bytes),
+            "-" if tier.place in _UNBOUNDED else _share(tier.charged_bytes, tier.capacity_bytes),
             str(tier.replicas),
             tier.policy,
         ]

@@ -24,6 +24,7 @@ from trims.cli.output import (
 from trims.cli.predictors import say_predictors
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
+from trims.manifests.addresses import is_address
 from trims.wire.address import default_runtime_dir
 from trims.wire.endpoint_file import read_address
 
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    text = "a manifest (.yaml), an artifact, or the folder of a Hugging Face model"
-    completed(
-        add.add_argument("source", type=Path, nargs="+", help=f"{text}; several are added one after the other"), FILES
-    )
+    text = "a manifest (.yaml), an artifact, the folder of a Hugging Face model, or an address (hf://, https://, s3://)"
+    completed(add.add_argument("source", nargs="+", help=f"{text}; several are added one after the other"), FILES)
     add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
@@ -103,7 +102,7 @@ def _register_model(options: argparse.Namespace) -> None:
         say_json(shown if len(shown) > 1 else shown[0])
 
 
-def _register_one(options: argparse.Namespace, source: Path) -> Model:
+def _register_one(options: argparse.Namespace, source: str) -> Model:
     with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
         model = daemon.add(
             source,
@@ -113,7 +112,9 @@ def _register_one(options: argparse.Namespace, source: Path) -> Model:
             state_key=options.state_key,
             on_progress=shown,
         )
-    if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
+    if not options.lazy and is_address(source):
+        note(f"{model.name}: fetched, and proven by its checksums")
+    elif not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")

@@ -30,6 +30,7 @@ from trims.daemon.gpus import gpu_tiers
 from trims.daemon.notify import Notifier
 from trims.daemon.shutdown import Shutdown
 from trims.daemon.sources import Sources
+from trims.daemon.transfers import Transfers
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -263,6 +264,7 @@ class Daemon:
             version=trims.__version__,
             state_dir=config.state_dir,
             on_shutdown=self.ask_to_end,
+            transfers=Transfers(self.store, self.registry, self.sources, config.state_dir / "downloads"),
             waits_for=lambda: self.waits_for,
         )
 

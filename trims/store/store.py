@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from trims.store.watchers import Watchers
     from trims.store.work import PoolsByMount
     from trims.tiers.base import Tier
+    from trims.tiers.cloud import CloudImage
 
 log = logging.getLogger(__name__)
 #: Seconds for which a description of a model waits for a look at its file.
@@ -144,6 +145,11 @@ class Store:
             self._orders.purge()
         self.runner.stop()
         self._parts.rate_limiter.copiers.close()
+
+    def know_in_cloud(self, image: CloudImage) -> None:
+        """Take an image that lies at an address into the books."""
+        if self._parts.clouds is not None:
+            self._parts.clouds.know(image)
 
     # -- sessions and requests -------------------------------------------------------------------------------------
 

@@ -371,7 +371,7 @@ class Resolver:
         return uri is None or (self.remote is not None and self.remote.here(uri) is not None)
 
     def _fetched(self, manifest: Manifest, reading: Reading) -> Fetched:
-        """Return what lies at a manifest's address; it is fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
+        """Return what lies at a manifest's address, fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
         uri = str(manifest.artifact.uri)
         if self.remote is None:
             raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
