@@ -207,6 +207,4 @@ def _words(found: Fetched) -> str:
         return f"image {found.image.digest[:12]}, {format_bytes(found.image.nbytes)}"
     nbytes = sum(path.stat().st_size for path in found.files.values())
     kinds = sorted({kind for digests in found.digests.values() for kind in digests if kind != "crc64nvme"})
-    return (
-        f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {', '.join(kinds) or 'crc64nvme'}, from {found.pinned}"
-    )
+    return f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {', '.join(kinds) or 'crc64nvme'}, from {found.pinned}"
