@@ -42,6 +42,7 @@ class Stub:
         headers: Headers of an object's answers, by path.
         needs: Parameters that a request for an object must carry; without, the answer is 403.
         answers: Answers (status, headers, body) to the next requests, whatever they are.
+        part_answer: Answer to each part of an upload.
         listing: Answer to every request for a listing.
     """
 
@@ -50,6 +51,7 @@ class Stub:
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    part_answer: tuple[int, dict[str, str], bytes] = (200, {"ETag": '"part"'}, b"")
     listing: bytes = b""
     asked: list[Asked] = field(default_factory=list)
 
@@ -80,6 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             return stub.answers.pop(0)
         if {"list-type", "comp"} & asked.query.keys():
             return 200, {"Content-Type": "application/xml"}, stub.listing
+        if {"uploads", "uploadId"} & asked.query.keys():
+            return self._answer_upload(asked)
         if asked.method == "PUT":
             stub.objects[asked.path] = asked.body
             return 200, {"ETag": '"put"', **stub.headers.get(asked.path, {})}, b""
@@ -96,6 +100,14 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, headers, data
         begin, end = int(found[1]), int(found[2]) + 1
         return 206, {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}, data[begin:end]
+
+    def _answer_upload(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        """Answer a request for an upload in parts, as S3 does; its parts are kept nowhere."""
+        if asked.method == "POST" and "uploads" in asked.query:
+            return 200, {}, b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
+        if asked.method == "PUT":
+            return self.stub.part_answer
+        return 204, {}, b""
 
     def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response_only(status)

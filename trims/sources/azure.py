@@ -19,6 +19,7 @@ from obstore.store import AzureStore
 from trims.core.errors import ConfigError, NotSupportedError
 from trims.sources.buckets import Bucket, chosen, client_options, host_of, is_yes, retries
 from trims.sources.http import Location
+from trims.sources.store_errors import setting_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +92,7 @@ class AzureBucket(Bucket):
             **({"endpoint": endpoint} if endpoint else {}),
         }
         config = cast("AzureConfig", chosen(environment, _VARIABLES))
-        with self.errors(""):
+        with setting_errors(self.name, self.looked_in):
             #: Only writes addresses, for requests that nothing signs, or a signature of the operator's.
             self._writer = AzureStore(self.name, account_key=_NO_KEY, **options)
             self.store = AzureStore(self.name, config=config, **options)

@@ -16,6 +16,7 @@ from obstore.store import GCSStore
 
 from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
+from trims.sources.store_errors import setting_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,7 @@ class GcsBucket(Bucket):
         default = os.path.join(environment.get("HOME", ""), _DEFAULT_FILE)
         if not any(environment.get(name) for name in _KEYS) and os.path.isfile(default):
             config["google_application_credentials"] = default
-        with self.errors(""):
+        with setting_errors(self.name, self.looked_in):
             self.store = GCSStore(
                 self.name,
                 config=config,  # type: ignore[arg-type]

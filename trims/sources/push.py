@@ -22,6 +22,7 @@ from trims.core.errors import (
     CallerError,
     DeadlineError,
     DigestMismatchError,
+    TrimsError,
 )
 from trims.sources.buckets import ObjectAddress
 from trims.sources.objects import open_bucket
@@ -189,12 +190,20 @@ def _checked(bucket: Bucket, key: str, nbytes: int, digest: int, etag: str | Non
     sent = f"{digest:0{len(stated)}x}" if stated else None
     if found.nbytes == nbytes and stated == sent:
         return found
-    with bucket.errors(key):
-        obstore.delete(bucket.store, key)
     raise DigestMismatchError(
         f"{name}: {nbytes} bytes with {bucket.checksum or 'no checksum'} {sent or ''} were sent, and the store has "
-        f"{found.nbytes} with {stated or 'none'}; they were removed"
+        f"{found.nbytes} with {stated or 'none'}; {_remove(bucket, key)}"
     )
+
+
+def _remove(bucket: Bucket, key: str) -> str:
+    """Remove an object that is not what was sent. Return what became of it."""
+    try:
+        with bucket.errors(key):
+            obstore.delete(bucket.store, key)
+    except TrimsError as error:
+        return f"they are still there, as they could not be removed: {error}"
+    return "they were removed"
 
 
 def _bare(etag: str) -> str:

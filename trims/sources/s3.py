@@ -17,7 +17,7 @@ from trims.core.errors import ArtifactNotFoundError, NotSupportedError
 from trims.sources.aws_credentials import LOOKED_IN, AwsCredentials
 from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
-from trims.sources.store_errors import other_region
+from trims.sources.store_errors import other_region, setting_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,16 +75,18 @@ class S3Bucket(Bucket):
         self.region = stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
         options: dict[str, Any] = {
             "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
+            "disable_bulk_delete": True,  # one object at a time, which every store understands
             "region": self.region,
             "client_options": client_options(endpoint),
             "retry_config": retries(),
         }
-        #: Only writes addresses, for requests that nothing signs, or more than it can sign.
-        self._writer = S3Store(self.name, credential_provider=_no_key, **options)
-        if self._credentials is None:
-            self.store = S3Store(self.name, skip_signature=True, **options)
-        else:
-            self.store = S3Store(self.name, credential_provider=self._credentials.for_store, **options)
+        signing: dict[str, Any] = {"skip_signature": True}
+        if self._credentials is not None:
+            signing = {"credential_provider": self._credentials.for_store}
+        with setting_errors(self.name, self.looked_in):
+            #: Only writes addresses, for requests that nothing signs, or more than it can sign.
+            self._writer = S3Store(self.name, credential_provider=_no_key, **options)
+            self.store = S3Store(self.name, **signing, **options)
 
     def signed(self, method: str, key: str) -> Location:
         """See `Bucket.signed`."""

@@ -57,6 +57,19 @@ def other_region(bucket: str, region: str, asked: str) -> ConfigError:
 
 
 @contextlib.contextmanager
+def setting_errors(bucket: str, looked_in: str) -> Iterator[None]:
+    """Raise ConfigError in place of the library's errors about settings: behind their first clause may be a secret."""
+    try:
+        yield
+    except (BaseError, OSError, ValueError, TypeError) as error:
+        clauses = str(error).partition("\n")[0].split(": ")
+        said = clauses[1] if len(clauses) > 1 else type(error).__name__
+        raise ConfigError(
+            f"the settings for the bucket {bucket} cannot be used: {said}; credentials come from {looked_in}"
+        ) from None
+
+
+@contextlib.contextmanager
 def tree_errors(name: str, bucket: str, looked_in: str, region: str = "") -> Iterator[None]:
     """Raise errors of the tree in place of the library's, and have refusals say where credentials were looked for.
 
