@@ -95,6 +95,10 @@ class Http:
         self._used: set[http.client.HTTPConnection] = set()
         self._closed = False
 
+    def naming(self, *hosts: str) -> Http:
+        """Return a client with connections of its own that may also reach these hosts, which an operator named."""
+        return Http(self._policy.naming(*hosts), stall_s=self._stall_s, tls=self._tls)
+
     def request(
         self,
         method: str,
