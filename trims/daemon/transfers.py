@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trims.store.store import Store
 
 #: Schemes that can be pushed to.
-PUSHED = ("s3", "gs", "az")
+PUSHED = ("s3", "gs", "az", "abfs", "abfss")
 #: Fields of a manifest that hold on any machine.
 _PORTABLE = (
     "version", "description", "license", "framework", "attributes", "predictor", "inputs", "preprocess", "postprocess",
@@ -207,4 +207,5 @@ def _words(found: Fetched) -> str:
         return f"image {found.image.digest[:12]}, {format_bytes(found.image.nbytes)}"
     nbytes = sum(path.stat().st_size for path in found.files.values())
     kinds = sorted({kind for digests in found.digests.values() for kind in digests if kind != "crc64nvme"})
-    return f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {', '.join(kinds) or 'crc64nvme'}, from {found.pinned}"
+    proven = ", ".join(kinds) or "crc64nvme"
+    return f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {proven}, from {found.pinned}"

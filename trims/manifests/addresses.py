@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Schemes that are fetched by trims itself.
-FETCHED = ("http", "https", "s3", "gs", "az", "hf")
+FETCHED = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "hf")
 LOCAL = ("file", "pkg", "build")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")

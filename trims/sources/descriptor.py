@@ -25,7 +25,7 @@ FORMAT = "trims-image"
 VERSION = 1
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
-_WITH_DESCRIPTIONS = ("http", "https", "s3", "gs", "az")
+_WITH_DESCRIPTIONS = ("http", "https", "s3", "gs", "az", "abfs", "abfss")
 #: Endings of files: an address with one of them names the file itself.
 _ENDING = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|onnx|npz|npy|json|params|yaml|yml)\Z")
 

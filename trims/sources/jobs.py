@@ -6,6 +6,7 @@ no others. Not covered: messages with the daemon (`child`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError, LostPeerError
 from trims.core.units import format_bytes
-from trims.manifests.addresses import host_of
+from trims.manifests.addresses import host_of, scheme_of
+from trims.memory.reading import read_all
 from trims.sources import checksums, descriptor, partial
 from trims.sources.base import RemoteFile, SourceSettings
 from trims.sources.files import Folder
@@ -219,6 +221,46 @@ def _image(job: Job) -> dict[str, Any]:
     return {"found": found}
 
 
+def _push(job: Job) -> dict[str, Any]:
+    """Write an image, which came with the order, and its description to an address; the description comes last."""
+    from trims.sources.push import ObjectWriter
+
+    order, fd = job.order, job.fds[0]
+    fields = {**order["image"], "checksums": {"crc64nvme": _crc_of(fd, order["nbytes"], job)}}
+    image = descriptor.ImageDescription(**fields)
+    where, target = str(descriptor.address_of(order["address"])), descriptor.image_address(order["address"], image.file)
+    job.work.moved.total_bytes = image.nbytes
+    settings = SourceSettings(Http(job.around.policy), job.around.environment)
+    writer = ObjectWriter(settings, scheme_of(target))
+    with contextlib.closing(writer):
+        there = writer.head(target)
+        was_there = there is not None and there.nbytes == image.nbytes
+        if was_there:
+            _moved(job.work, image.nbytes)
+        else:
+            writer.put_file(target, fd, image.nbytes, lambda done: _moved_to(job.work, done), lambda: not job.wanted())
+        writer.put_bytes(where, image.written())
+    return {"image": fields, "was_there": was_there}
+
+
+def _crc_of(fd: int, nbytes: int, job: Job) -> str:
+    """Return the CRC64NVME of a file that came with an order, in hex."""
+    pieces, room = [], memoryview(bytearray(partial.PIECE_BYTES))
+    for begin in range(0, nbytes, len(room)):
+        with room[: min(len(room), nbytes - begin)] as piece:
+            read_all(fd, piece, begin)
+            pieces.append((checksums.of_piece("crc64nvme", piece), len(piece)))
+        if not job.wanted():
+            raise LostPeerError("the push was stopped")
+    return checksums.combined("crc64nvme", pieces)
+
+
+def _moved_to(work: Work, done_bytes: int) -> None:
+    with work.lock:
+        work.moved.done_bytes = work.moved.fetched_bytes = done_bytes
+        work.on_moved(work.moved)
+
+
 def _moved(work: Work, nbytes: int) -> None:
     with work.lock:
         work.moved.done_bytes += nbytes
@@ -248,4 +290,6 @@ def _as_json(file: RemoteFile) -> dict[str, Any]:
     return {"name": file.name, "nbytes": file.nbytes, "version": file.version, "checksums": dict(file.checksums)}
 
 
-_JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {"look": _look, "fetch": _fetch, "image": _image}
+_JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
+    "look": _look, "fetch": _fetch, "image": _image, "push": _push,
+}  # fmt: skip

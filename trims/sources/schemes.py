@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUP = "trims.sources"
+#: Schemes of object stores, which can be written to.
+OBJECT_STORES = ("s3", "gs", "az", "abfs", "abfss")
 
 
 def source_of(address: str, settings: SourceSettings) -> Source:
@@ -36,7 +38,15 @@ def _ours() -> dict[str, Callable[[SourceSettings], Source]]:
 
         return HttpSource(settings)
 
-    return {"http": http, "https": http}
+    def objects(scheme: str) -> Callable[[SourceSettings], Source]:
+        def make(settings: SourceSettings) -> Source:
+            from trims.sources.objects import ObjectSource
+
+            return ObjectSource(settings, scheme)
+
+        return make
+
+    return {"http": http, "https": http, **{scheme: objects(scheme) for scheme in OBJECT_STORES}}
 
 
 def _wrong(part: object, settings: SourceSettings) -> str:
