@@ -257,8 +257,10 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         """Fetch what lies at the address of a model's manifest."""
         self._begin_stream(context)
-        pending = self._transfers.pull(request.name, update=request.update)
-        return self._load_progress(request.name, None, pending, context, lambda: self._transfers.pulled(request.name))
+        pulling = self._transfers.pull(request.name, update=request.update)
+        context.add_callback(pulling.stop.set)  # also at its end, where nothing is left to stop
+        words = functools.partial(self._transfers.pulled, request.name)
+        return self._load_progress(request.name, None, pulling.pending, context, words)
 
     @_guarded
     def Push(self, request: pb.PushRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:

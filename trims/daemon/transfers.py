@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ from trims.core.errors import CallerError, InternalError, NotSupportedError, Too
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.manifests.addresses import check_address, scheme_of
+from trims.manifests.foreign import foreign_fields, portable_fields
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.store.pending_requests import Granted, Pending
 from trims.tiers.cloud import CloudImage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trims.core.place import Place
@@ -26,13 +29,22 @@ if TYPE_CHECKING:
     from trims.sources.remote import Fetched, Running
     from trims.store.store import Store
 
+log = logging.getLogger(__name__)
 #: Schemes that can be pushed to.
 PUSHED = ("s3", "gs", "az", "abfs", "abfss")
-#: Fields of a manifest that hold on any machine.
-_PORTABLE = (
-    "version", "description", "license", "framework", "attributes", "predictor", "inputs", "preprocess", "postprocess",
-    "outputs",
-)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """A pull that runs in a thread of its own.
+
+    Attributes:
+        pending: Its end: what an order to load ends in.
+        stop: Set when nobody waits for it any more.
+    """
+
+    pending: Pending
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -68,7 +80,7 @@ class Transfers:
 
     # -- pull ------------------------------------------------------------------------------------------------------
 
-    def pull(self, name: str, *, update: bool) -> Pending:
+    def pull(self, name: str, *, update: bool) -> Pulling:
         """Have what lies at the address of a model's manifest fetched and made ready; return what to wait on.
 
         Raises CallerError for a model without an address.
@@ -79,9 +91,35 @@ class Transfers:
         if update:
             self._sources.remote.forget(uri)
             self._store.manifest_changed(name)
-        pending = Pending()
-        self._store.open(name, pending.set, lease=False, hint=True)
-        return pending
+        pulling = Pulling(Pending())
+        threading.Thread(target=self._pull, args=(pulling, name, uri), name="trims-pull", daemon=True).start()
+        return pulling
+
+    def _pull(self, pulling: Pulling, name: str, uri: str) -> None:
+        try:
+            manifest = self._registry.get(name)
+            found = self._sources.remote.here(uri) or self._sources.remote.fetch(
+                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=lambda: not pulling.stop.is_set()
+            )
+            if found.image is not None:
+                self._take_fields(name, found.image)
+        except TrimsError as error:
+            pulling.pending.set(error)
+            return
+        except Exception as error:
+            log.exception("the pull of %s failed", name)
+            pulling.pending.set(InternalError(f"{type(error).__name__}: {error}"))
+            return
+        self._store.open(name, pulling.pending.set, lease=False, hint=True)
+
+    def _take_fields(self, name: str, image: ImageDescription) -> None:
+        """Take over what a pushed image says of its model, where the manifest here says nothing."""
+        manifest, raw = self._registry.get(name), self._registry.raw(name)
+        fields = foreign_fields(image.manifest, str(manifest.artifact.uri))
+        more = {field: value for field, value in fields.items() if field not in raw}
+        if more:
+            self._registry.put({**raw, **more}, manifest.origin, replace=True)
+            self._store.manifest_changed(name)
 
     def pulled(self, name: str) -> str:
         """Return in words what a pull has found."""
@@ -116,7 +154,9 @@ class Transfers:
         session = self._store.begin_session()
         try:
             granted = self._lease(manifest.name, session)
-            order = {"address": address, "nbytes": granted.nbytes, "image": self._described(manifest, granted)}
+            fields, left = portable_fields(self._registry.raw(manifest.name), manifest.origin)
+            described = self._described(manifest, granted, fields)
+            order = {"address": address, "nbytes": granted.nbytes, "image": described}
 
             def tell(moved: Moved) -> None:
                 pushing.moved = moved
@@ -133,7 +173,8 @@ class Transfers:
                        image.cost_s)
         )  # fmt: skip
         written = "was there already" if done["was_there"] else format_bytes(image.nbytes)
-        pushing.note = f"image {image.digest[:12]} {written} at {address}"
+        stayed = f"; {', '.join(left)} of its manifest name files or code here, and were left out" if left else ""
+        pushing.note = f"image {image.digest[:12]} {written} at {address}{stayed}"
 
     def _lease(self, name: str, session: int) -> Granted:
         """Lease an image of a model on the host: where it lies, else in memory, else on disk."""
@@ -155,10 +196,9 @@ class Transfers:
         assert isinstance(granted, Granted), "an open asks for a lease"
         return granted
 
-    def _described(self, manifest: Manifest, granted: Granted) -> dict[str, Any]:
+    def _described(self, manifest: Manifest, granted: Granted, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description of an image, but for its checksums."""
         record = self._store.catalog.image(granted.key)
-        raw = self._registry.raw(manifest.name)
         return {
             "name": manifest.name,
             "key": granted.key,
@@ -167,7 +207,7 @@ class Transfers:
             "file": f"{granted.key[:16]}.{granted.digest}.safetensors",
             "format": self._store.read.format_of(manifest) or "safetensors",
             "recipe": dict(record.recipe) if record is not None else {},
-            "manifest": {name: raw[name] for name in _PORTABLE if name in raw},
+            "manifest": fields,
             "signature": self._store.catalog.signature_of(granted.key) or "",
             "cost_s": record.cost_s if record is not None else 0.0,
         }
