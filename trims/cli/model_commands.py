@@ -18,6 +18,7 @@ from trims.cli.output import (
     say_done,
     say_json,
     say_json_line,
+    say_transfers,
     table,
     until,
 )
@@ -150,11 +151,12 @@ def _list(options: argparse.Namespace) -> None:
 
 def _ps(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        found = daemon.residents()
+        found, transfers = daemon.residents(), daemon.transfers()
     if options.json:
         say_json([as_json(replica) for replica in found.replicas])
         return
     table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
+    say_transfers(transfers)
     say_devices(found.devices)
     address = read_address(options.runtime_dir or default_runtime_dir())
     if address is not None:

@@ -300,6 +300,7 @@ class Transfer:
     """A transfer that runs.
 
     Attributes:
+        what: `look`, `fetch`, `image` or `push`.
         done_bytes: There by now.
         total_bytes: In all; 0 while that is unknown.
         fetched_bytes: Over the network, by this transfer.
@@ -313,6 +314,7 @@ class Transfer:
     fetched_bytes: int
     bytes_per_s: float
     left_s: float | None
+    what: str
 
 
 @dataclass(frozen=True, slots=True)

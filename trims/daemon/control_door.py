@@ -334,6 +334,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             self._devices,
             self._budget,
             endpoint=self._endpoint,
+            counts=self._transfers.counts(),
             tenants=views.tenants(self._read.accounts(), attach.tenants, attach.clients),
         )
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from trims.daemon.sources import Sources
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
-    from trims.sources.fetcher import Moved
-    from trims.sources.remote import Fetched, Running
+    from trims.sources.fetcher import Moved, Running
+    from trims.sources.remote import Fetched
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,11 @@ class Transfers:
 
     def running(self) -> list[Running]:
         """Return the transfers that run."""
-        return self._sources.remote.running()
+        return self._sources.fetcher.running()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs, failures and bytes there were since the start."""
+        return self._sources.fetcher.counts()
 
     # -- push ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ class Transfers:
             found = None if uri is None else self._sources.remote.here(uri)
             if found is not None and found.folder is not None:
                 used.add(found.folder)
-        running = self._sources.remote.running()
+        running = not self._sources.remote.is_idle
         removed, nbytes = [], 0
         for folder in sorted(self._downloads.iterdir()) if self._downloads.is_dir() and not running else ():
             if folder not in used:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
     from trims.daemon.transfers import Pushing
-    from trims.sources.remote import Running
+    from trims.sources.fetcher import Running
     from trims.store.read_model import AccountView, LoadView, ReadModel, ReplicaView
     from trims.tenants import Tenants
 
@@ -69,11 +69,12 @@ def stats(
     *,
     endpoint: EndpointKeeper | None = None,
     tenants: Iterable[pb.TenantStats] = (),
+    counts: Mapping[str, int] | None = None,
 ) -> pb.StatsReply:
     """Return counters and tiers at one moment, and the devices, if they are asked for, at the next."""
     whole = read.whole()
     message = pb.StatsReply(
-        counters=whole.counters,
+        counters={**whole.counters, **(counts or {})},
         tiers=[
             pb.TierStats(
                 place=str(tier.place),
@@ -155,7 +156,7 @@ def transfer(running: Running) -> pb.Transfer:
     """Return a transfer that runs."""
     moved = running.moved
     return pb.Transfer(
-        address=running.address, done_bytes=moved.done_bytes, total_bytes=moved.total_bytes,
+        address=running.address, what=running.what, done_bytes=moved.done_bytes, total_bytes=moved.total_bytes,
         fetched_bytes=moved.fetched_bytes, bytes_per_s=running.rate, left_s=running.left_s,
     )  # fmt: skip
 

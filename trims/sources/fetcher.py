@@ -13,7 +13,8 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
@@ -41,6 +42,8 @@ _LOOK_S = 0.1
 _MOST_ENDS = 3
 #: Seconds that a job which was stopped may take to answer.
 _STOP_S = 5.0
+#: Seconds over which the rate is smoothed that is shown.
+_SMOOTHING_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,38 @@ class Moved:
     total_bytes: int = 0
 
 
+@dataclass
+class Running:
+    """A job that runs.
+
+    Attributes:
+        address: Without secrets.
+        what: `look`, `fetch`, `image` or `push`.
+        rate: Bytes a second, lately.
+    """
+
+    address: str
+    what: str
+    moved: Moved = field(default_factory=Moved)
+    rate: float = 0.0
+    _seen: tuple[float, int] = (0.0, 0)
+
+    def tell(self, moved: Moved) -> None:
+        """Note progress."""
+        now_s = time.monotonic()
+        before_s, before = self._seen
+        if before_s and now_s > before_s:
+            weight = min(1.0, (now_s - before_s) / _SMOOTHING_S)
+            self.rate += weight * ((moved.fetched_bytes - before) / (now_s - before_s) - self.rate)
+        self._seen, self.moved = (now_s, moved.fetched_bytes), moved
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the seconds that are left at this rate; None while that is unknown."""
+        left = self.moved.total_bytes - self.moved.done_bytes
+        return left / self.rate if self.rate > 0 and self.moved.total_bytes else None
+
+
 class _EndedError(Exception):
     """The process that did a job has ended."""
 
@@ -89,6 +124,10 @@ class Fetcher:
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._closed = False
+        self._running: dict[int, Running] = {}
+        self._numbers = itertools.count(1)
+        #: Jobs by kind, failures by code, and bytes over the network, since the start.
+        self._counts: Counter[str] = Counter()
 
     def do(
         self,
@@ -113,6 +152,34 @@ class Fetcher:
             TrimsError: As the job says.
         """
         message = ask_for_spans({**order, "do": what, "shown": shown(str(order["address"]))})
+        number, running = next(self._numbers), Running(message["shown"], what)
+
+        def tell(moved: Moved) -> None:
+            running.tell(moved)
+            on_moved(moved)
+
+        with self._lock:
+            self._running[number] = running
+        try:
+            return self._do(message, fds, wanted, tell)
+        except TrimsError as error:
+            with self._lock:
+                self._counts[f"transfer_failures.{error.code}"] += 1
+            raise
+        finally:
+            with self._lock:
+                del self._running[number]
+                self._counts[f"transfers.{what}"] += 1
+                self._counts["transferred_bytes"] += running.moved.fetched_bytes
+
+    def _do(
+        self,
+        message: Mapping[str, Any],
+        fds: Sequence[int],
+        wanted: Callable[[], bool],
+        on_moved: Callable[[Moved], None],
+    ) -> dict[str, Any]:
+        """Have a job done, by one process after the other if need be."""
         ends, before = 0, -1
         while True:
             moved = Moved()
@@ -138,6 +205,20 @@ class Fetcher:
             if self._process is None or self._process.ended:
                 self._process = _Process(self._settings)
             return self._process
+
+    def running(self) -> list[Running]:
+        """Return the jobs that run."""
+        with self._lock:
+            return list(self._running.values())
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs, failures and bytes there were since the start."""
+        with self._lock:
+            return {
+                **self._counts,
+                "transferred_bytes": self._counts["transferred_bytes"]
+                + sum(each.moved.fetched_bytes for each in self._running.values()),
+            }
 
     @property
     def pid(self) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +17,7 @@ from trims.core.errors import DeadlineError, DigestMismatchError, TrimsError
 from trims.manifests.addresses import check_address
 from trims.sources import lock as lock_files
 from trims.sources.descriptor import ImageDescription, image_address
-from trims.sources.fetcher import Moved
+from trims.sources.fetcher import Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.1
-#: Weight of the latest second in the rate that is shown.
-_SMOOTHING_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +56,6 @@ class Fetched:
         """Return the address of the image's bytes."""
         assert self.image is not None, "only an image has one"
         return image_address(self.address, self.image.file)
-
-
-@dataclass
-class Running:
-    """A transfer that runs.
-
-    Attributes:
-        rate: Bytes a second, lately.
-    """
-
-    address: str
-    began_at_s: float
-    moved: Moved = field(default_factory=Moved)
-    rate: float = 0.0
-    _seen: tuple[float, int] = (0.0, 0)
-
-    def tell(self, moved: Moved) -> None:
-        """Note progress."""
-        now_s = time.monotonic()
-        before_s, before = self._seen
-        if before_s and now_s > before_s:
-            weight = min(1.0, (now_s - before_s) / _SMOOTHING_S)
-            self.rate += weight * ((moved.fetched_bytes - before) / (now_s - before_s) - self.rate)
-        self._seen, self.moved = (now_s, moved.fetched_bytes), moved
-
-    @property
-    def left_s(self) -> float | None:
-        """Return the seconds that are left at this rate; None while that is unknown."""
-        left = self.moved.total_bytes - self.moved.done_bytes
-        return left / self.rate if self.rate > 0 and self.moved.total_bytes else None
 
 
 class Remote:
@@ -154,7 +121,7 @@ class Remote:
             flight = self._flights.get(address)
             begins = flight is None
             if flight is None:
-                flight = self._flights[address] = _Flight(Running(address, time.monotonic()))
+                flight = self._flights[address] = _Flight(Running(address, "fetch"))
             flight.wanted.append(wanted)
         if not begins:
             return flight.wait(wanted)
@@ -185,10 +152,10 @@ class Remote:
             log.warning("%s: %s", address, note)
         return found
 
-    def running(self) -> list[Running]:
-        """Return the transfers that run."""
-        with self._lock:
-            return [flight.running for flight in self._flights.values()]
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is fetched now."""
+        return not self._flights
 
     def progress(self, address: str) -> Running | None:
         """Return the transfer of an address; None if none runs."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trims.core.residency.residency import Residency
     from trims.manifests.manifest import Manifest
     from trims.manifests.serving import Signature
-    from trims.sources.remote import Running
+    from trims.sources.fetcher import Running
     from trims.store.catalog import Catalog
     from trims.store.fill.runner import Runner
     from trims.store.resolve.resolver import Resolver
@@ -341,7 +341,7 @@ class ReadModel:
     def _fetching(self, name: str) -> Running | None:
         """Return the transfer of the files that a name's manifest gives the address of; None if none runs."""
         remote = self._resolver.remote
-        if remote is None or not remote.running():
+        if remote is None or remote.is_idle:
             return None
         uri = self._resolver.manifest(name).artifact.uri
         return None if uri is None else remote.progress(uri)

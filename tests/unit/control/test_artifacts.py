@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.control.artifacts import _name_for, manifest_for
-from trims.formats.folders import WEIGHTS as _WEIGHTS
 from trims.core.errors import ArtifactNotFoundError, CallerError
+from trims.formats.folders import WEIGHTS as _WEIGHTS
 from trims.manifests.manifest import parse_manifest
 
 
