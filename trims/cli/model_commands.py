@@ -25,7 +25,6 @@ from trims.cli.output import (
 from trims.cli.predictors import say_predictors
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
-from trims.manifests.addresses import is_address
 from trims.wire.address import default_runtime_dir
 from trims.wire.endpoint_file import read_address
 
@@ -104,9 +103,11 @@ def _register_model(options: argparse.Namespace) -> None:
 
 
 def _register_one(options: argparse.Namespace, source: str) -> Model:
-    with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
+    from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
+
+    with admin(options.runtime_dir) as daemon, loading(options.name or source, options.json) as shown:
         model = daemon.add(
-            source,
+            source if is_address(source) else Path(source),
             name=options.name,
             replace=options.replace,
             lazy=options.lazy,

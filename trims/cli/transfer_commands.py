@@ -9,7 +9,6 @@ from trims.cli.connect import admin
 from trims.cli.output import loading, note, say, say_done, say_json
 from trims.core.errors import CallerError, ModelExistsError
 from trims.core.units import format_bytes
-from trims.manifests.addresses import is_address
 
 if TYPE_CHECKING:
     import argparse
@@ -39,6 +38,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _pull(options: argparse.Namespace) -> None:
+    from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
+
     with admin(options.runtime_dir) as daemon:
         name = _registered(daemon, options) if is_address(options.model) else options.model
         if options.name is not None and not is_address(options.model):

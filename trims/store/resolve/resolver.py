@@ -591,7 +591,10 @@ def _text_of(manifest: Manifest) -> str:
 
 def _plain(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
-        return msgspec.structs.asdict(part)
+        fields = msgspec.structs.asdict(part)
+        if fields.get("uri", "") is None:  # which manifests of older daemons did not have
+            del fields["uri"]
+        return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
 
 
