@@ -49,6 +49,7 @@ _FLAGS = {
     "behind-bytes-per-s": "bandwidth of hashing and copying that no request waits for, such as 1GiB; 0 for no limit "
     "(default: 512MiB)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
+    "download-capacity-bytes": "files fetched from addresses, such as 100GiB (default: as for images on disk)",
     "fetch-connections": "connections of all transfers from addresses together (default: 8)",
     "fetch-bytes-per-s": "bandwidth of all transfers from addresses, such as 100MiB (default: no limit)",
     "fetch-patience-s": "seconds without a byte after which a transfer gives up; what has come is kept (default: 120)",

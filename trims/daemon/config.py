@@ -85,6 +85,7 @@ class Config:
         converters: How many run at once.
         workers: Fills that run at once.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
+        download_capacity_bytes: Files fetched from addresses, in the state folder. Default: as for images on disk.
         fetch_connections: Connections of all transfers from addresses together.
         fetch_bytes_per_s: Bandwidth of all transfers from addresses together; 0 for no limit.
         fetch_patience_s: Seconds without a byte after which a transfer gives up; what has come is kept.
@@ -133,6 +134,7 @@ class Config:
     converters: int = 2
     workers: int = 2
     behind_bytes_per_s: int = 512 << 20
+    download_capacity_bytes: int = 256 << 30
     fetch_connections: int = 8
     fetch_bytes_per_s: int = 0
     fetch_patience_s: float = 120.0
@@ -160,6 +162,7 @@ class Config:
             "converters",
             "max_sessions",
             "fetch_connections",
+            "download_capacity_bytes",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
@@ -336,6 +339,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "converters": int,
     "workers": int,
     "behind_bytes_per_s": parse_bytes,
+    "download_capacity_bytes": parse_bytes,
     "fetch_connections": int,
     "fetch_bytes_per_s": parse_bytes,
     "fetch_patience_s": _limit_s,
@@ -366,6 +370,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "environments_dir": default_folder(env),
         "cpu_capacity_bytes": _default_cpu_bytes(given),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
+        "download_capacity_bytes": _default_disk_bytes(state_dir),
     }
 
 

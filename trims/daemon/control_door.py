@@ -179,10 +179,20 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Unregister(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Empty:
         """Forget a name."""
+        manifest = self._known_manifest(request.name)
         self._registry.remove(request.name)
         self._store.retire(request.name)
+        if manifest is not None:
+            self._transfers.forgotten(manifest)
         self._model_changes.tell([request.name])
         return pb.Empty()
+
+    def _known_manifest(self, name: str) -> Manifest | None:
+        """Return a model's manifest; None if it cannot be read."""
+        try:
+            return self._registry.get(name)
+        except ManifestError:
+            return None
 
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:

@@ -187,6 +187,7 @@ class Daemon:
         undo.callback(self.sources.close)
         tiers, policies, gpu_off = self._open_tiers(undo)
         self.store = self._build_store(tiers, policies)
+        self.sources.remote.downloads.connect(self.store.reads_below)
         self._make_doors(gpu_off)
 
     def _open_tiers(self, undo: contextlib.ExitStack) -> tuple[list[Tier], dict[Place, Policy], str]:
@@ -264,7 +265,7 @@ class Daemon:
             version=trims.__version__,
             state_dir=config.state_dir,
             on_shutdown=self.ask_to_end,
-            transfers=Transfers(self.store, self.registry, self.sources, config.state_dir / "downloads"),
+            transfers=Transfers(self.store, self.registry, self.sources),
             waits_for=lambda: self.waits_for,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, DeadlineError, DigestMismatchError, ImageError, LostPeerError
+from trims.sources.downloads import Downloads
 from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import NAME, LockFile
 from trims.sources.remote import Remote
@@ -43,7 +44,8 @@ class Sources:
             allow_hosts=config.allow_hosts,
         )
         self.fetcher = Fetcher(settings)
-        self.remote = Remote(self.fetcher, LockFile(config.state_dir / NAME))
+        downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)
+        self.remote = Remote(self.fetcher, LockFile(config.state_dir / NAME), downloads)
         self.tier = CloudTier(self._fetch, self._known)
 
     def close(self) -> None:

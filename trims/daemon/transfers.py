@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError, InternalError, NotSupportedError, TooLargeError, TrimsError
+from trims.core.errors import CallerError, InternalError, InUseError, NotSupportedError, TooLargeError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.manifests.addresses import check_address, scheme_of
@@ -19,7 +18,6 @@ from trims.tiers.cloud import CloudImage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from trims.core.place import Place
     from trims.daemon.sources import Sources
@@ -72,11 +70,10 @@ class Transfers:
         store: Has the images.
         registry: Has the manifests.
         sources: Moves bytes.
-        downloads: Folder of what was fetched.
     """
 
-    def __init__(self, store: Store, registry: Registry, sources: Sources, downloads: Path) -> None:
-        self._store, self._registry, self._sources, self._downloads = store, registry, sources, downloads
+    def __init__(self, store: Store, registry: Registry, sources: Sources) -> None:
+        self._store, self._registry, self._sources = store, registry, sources
 
     # -- pull ------------------------------------------------------------------------------------------------------
 
@@ -223,20 +220,27 @@ class Transfers:
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
-        used = set()
+        remote, used = self._sources.remote, set()
         for name in self._registry.names():
             uri = _uri_of(self._registry, name)
-            found = None if uri is None else self._sources.remote.here(uri)
+            found = None if uri is None else remote.here(uri)
             if found is not None and found.folder is not None:
                 used.add(found.folder)
-        running = not self._sources.remote.is_idle
-        removed, nbytes = [], 0
-        for folder in sorted(self._downloads.iterdir()) if self._downloads.is_dir() and not running else ():
-            if folder not in used:
-                nbytes += sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
-                shutil.rmtree(folder)
-                removed.append(str(folder))
-        return removed, nbytes
+        if not remote.is_idle:
+            raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
+        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if folder not in used]
+        for folder, _ in unused:
+            remote.downloads.remove(folder)
+        return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
+
+    def forgotten(self, manifest: Manifest) -> None:
+        """Remove the download of a model that was removed, if no other model has it. Readers keep what they have."""
+        uri, remote = manifest.artifact.uri, self._sources.remote
+        found = None if uri is None else remote.here(uri)
+        if found is None or found.folder is None or found.folder.parent != remote.downloads.folder:
+            return
+        if all(_uri_of(self._registry, name) != uri for name in self._registry.names()):
+            remote.downloads.remove(found.folder)
 
 
 def _uri_of(registry: Registry, name: str) -> str | None:

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import DeadlineError, DigestMismatchError, TrimsError
+from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError
 from trims.manifests.addresses import check_address
 from trims.sources import lock as lock_files
 from trims.sources.descriptor import ImageDescription, image_address
@@ -22,6 +22,7 @@ from trims.sources.fetcher import Running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from trims.sources.downloads import Downloads
     from trims.sources.fetcher import Fetcher
     from trims.sources.lock import LockFile
 
@@ -64,10 +65,12 @@ class Remote:
     Args:
         fetcher: Moves bytes.
         lock: What was found before.
+        downloads: Where files lie whose scheme has no place of its own.
     """
 
-    def __init__(self, fetcher: Fetcher, lock: LockFile) -> None:
+    def __init__(self, fetcher: Fetcher, lock: LockFile, downloads: Downloads) -> None:
         self._fetcher = fetcher
+        self.downloads = downloads
         self._lock_file = lock
         self._lock = threading.Lock()
         self._flights: dict[str, _Flight] = {}
@@ -139,18 +142,35 @@ class Remote:
 
     def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
         order = {"address": expected["pinned"] or address, "expected": expected["files"], "named": named}
-        answer = self._fetcher.do(
-            "fetch", order, wanted=lambda: any(each() for each in list(flight.wanted)), on_moved=flight.running.tell
-        )
+        answer = self._fetched(order, flight)
         entry = {**_entry(answer, expected), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         if answer.get("image") is not None and expected["image"] is not None:
             _check_image(address, expected["image"], answer["image"])
         self._lock_file.put(address, entry)
         found = _fetched(address, entry)
         assert found is not None, "it was written a moment ago"
+        if found.folder is not None:
+            self.downloads.used(found.folder)
+            self.downloads.keep_within(busy=[found.folder])
         for note in answer.get("notes", ()):
             log.warning("%s: %s", address, note)
         return found
+
+    def _fetched(self, order: Mapping[str, Any], flight: _Flight) -> dict[str, Any]:
+        """Have the files fetched; where the disk is full, other downloads make room once."""
+
+        def do() -> dict[str, Any]:
+            return self._fetcher.do(
+                "fetch", order, wanted=lambda: any(each() for each in list(flight.wanted)), on_moved=flight.running.tell
+            )
+
+        try:
+            return do()
+        except NoSpaceError:
+            missing = flight.running.moved.total_bytes - flight.running.moved.done_bytes
+            if not self.downloads.make_room(missing):
+                raise
+            return do()
 
     @property
     def is_idle(self) -> bool:

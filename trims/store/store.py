@@ -20,6 +20,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
+from trims.core.place import FILE
 from trims.core.residency.events import (
     Closed,
     Event,
@@ -145,6 +146,12 @@ class Store:
             self._orders.purge()
         self.runner.stop()
         self._parts.rate_limiter.copiers.close()
+
+    def reads_below(self, folder: Path) -> bool:
+        """Return whether an artifact's own files below a folder are served now."""
+        begin = f"{folder}/"
+        extents = [each for each in self.runner.extents().values() if each.place is FILE]
+        return any(each.label.startswith(begin) for each in extents)
 
     def know_in_cloud(self, image: CloudImage) -> None:
         """Take an image that lies at an address into the books."""
