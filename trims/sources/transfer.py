@@ -21,7 +21,7 @@ from trims.sources import checksums
 from trims.sources.partial import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from trims.sources.base import Opened, Part, RemoteFile
     from trims.sources.limits import Limits
@@ -59,7 +59,6 @@ class Work:
     """
 
     moved: Moved
-    on_moved: Callable[[Moved], None]
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved_at_s: float = field(default_factory=time.monotonic)
@@ -106,9 +105,10 @@ class Transfer:
         return found
 
     def _fetch(self) -> None:
-        connections = min(self._limits.each, len(self._left))
-        if not connections:
+        pieces = sum(map(len, self._left))
+        if not pieces:
             return
+        connections = min(self._limits.each, -(-pieces // _LEAST_RUN_PIECES))
         with ThreadPoolExecutor(connections, thread_name_prefix="trims-fetch") as pool:
             busy = [pool.submit(self._fetch_runs, connections) for _ in range(connections)]
             done, _ = wait(busy, return_when=FIRST_EXCEPTION)
@@ -138,7 +138,7 @@ class Transfer:
         left = list(run)
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(SourceUnavailableError),
-            wait=_pause, stop=self._is_given_up, sleep=self._sleep, reraise=True,
+            wait=pause, stop=self._is_given_up, sleep=self._sleep, reraise=True,
         ):  # fmt: skip
             with attempt, self._slot():
                 self._ask(left)
@@ -162,7 +162,6 @@ class Transfer:
             work.moved.done_bytes += nbytes
             work.moved.fetched_bytes += nbytes
             work.moved_at_s = time.monotonic()
-            work.on_moved(work.moved)
         if self._in_order is not None:
             self._in_order.woken()
         self._sleep(self._limits.bandwidth.pause_s(nbytes))
@@ -186,7 +185,7 @@ class Transfer:
             self._limits.slots.release()
 
 
-def _pause(state: tenacity.RetryCallState) -> float:
+def pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds before the next request: those that the source asks for, else ever more, with jitter."""
     error = state.outcome.exception() if state.outcome is not None else None
     asked_s = getattr(error, "retry_after_s", None)
