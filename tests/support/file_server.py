@@ -108,8 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(body=False)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        del format, args
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
     def _answer(self, *, body: bool) -> None:
         owner, path = self.server_of, self.path.partition("?")[0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tenacity
 
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
     DigestMismatchError,
@@ -167,6 +168,14 @@ def _fetch(job: Job) -> dict[str, Any]:
     found = _descriptor(job)
     if found is not None:
         return found
+    try:
+        return _fetch_files(job)
+    except ArtifactChangedError:  # it was replaced while it was fetched: what lies there now is what is wanted
+        job.work.moved = Moved(fetched_bytes=job.work.moved.fetched_bytes)
+        return _fetch_files(job)
+
+
+def _fetch_files(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
@@ -215,8 +224,8 @@ def _fetch_one(
                 digests = {"blake3", *stated_digests(file, expected.get("checksums", {}))}
                 found = Transfer(opened, file, data, job.around.limits, job.work).run(digests)
             checksums.compare(file.name, expected.get("checksums", {}), found, "trims.lock has since it was first seen")
-        except DigestMismatchError:
-            partial.remove(path)
+        except (DigestMismatchError, ArtifactChangedError):
+            partial.remove(path)  # of wrong bytes nothing can be used
             raise
         published = destination.publish(file, path)
         partial.remove(path)  # its journal

@@ -32,6 +32,8 @@ _RUN_PIECES = 64
 #: Pieces of the last requests, so that all connections end at about the same time.
 _LEAST_RUN_PIECES = 4
 _FIRST_PAUSE_S = 0.25
+#: Seconds between two looks, during a pause, whether another connection has failed.
+_LOOK_S = 0.1
 _MOST_PAUSE_S = 20.0
 
 
@@ -80,6 +82,8 @@ class Transfer:
         self._work = work
         self._left = _runs(partial.missing())
         self._in_order: checksums.InOrder | None = None
+        #: Set when one connection has failed for good: the others end.
+        self._failed = threading.Event()
 
     def run(self, digests: Iterable[str] = ()) -> dict[str, str]:
         """Fetch what is missing. Return the file's checksums in hex: those that combine, and `digests`.
@@ -113,7 +117,7 @@ class Transfer:
             busy = [pool.submit(self._fetch_runs, connections) for _ in range(connections)]
             done, _ = wait(busy, return_when=FIRST_EXCEPTION)
             if any(each.exception() for each in done):
-                self._work.stop.set()
+                self._failed.set()
                 self._opened.close()
             errors = [error for each in busy if (error := each.exception()) is not None]
         if errors:  # those that were only stopped say nothing
@@ -167,8 +171,13 @@ class Transfer:
         self._sleep(self._limits.bandwidth.pause_s(nbytes))
 
     def _sleep(self, seconds: float) -> None:
-        if self._work.stop.wait(seconds) if seconds > 0 else self._work.stop.is_set():
-            raise LostPeerError("the transfer was stopped; what has come is kept")
+        until_s = time.monotonic() + seconds
+        while not (self._work.stop.is_set() or self._failed.is_set()):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._work.stop.wait(min(left_s, _LOOK_S))
+        raise LostPeerError("the transfer was stopped; what has come is kept")
 
     def _is_given_up(self, state: tenacity.RetryCallState) -> bool:
         del state
