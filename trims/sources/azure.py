@@ -17,7 +17,7 @@ import obstore
 from obstore.store import AzureStore
 
 from trims.core.errors import ConfigError, NotSupportedError
-from trims.sources.buckets import Bucket, chosen, client_options, host_of, is_yes, retries
+from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, host_of, is_yes, retries
 from trims.sources.http import Location
 from trims.sources.store_errors import setting_errors
 
@@ -81,7 +81,7 @@ class AzureBucket(Bucket):
         account = address.account or next(filter(None, map(environment.get, _ACCOUNTS)), "")
         if not account:
             raise ConfigError(f"{self.address(address.key)}: no account is named: set AZURE_STORAGE_ACCOUNT_NAME")
-        endpoint = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT") or ""
+        endpoint = endpoint_of(environment, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
         self.http = settings.http.naming(host_of(endpoint))
         self._public = is_yes(environment, "AZURE_SKIP_SIGNATURE")
         self._sas = next(filter(None, map(environment.get, _SIGNATURES)), "").removeprefix("?")
@@ -103,6 +103,16 @@ class AzureBucket(Bucket):
             plain = obstore.sign(self._writer, "GET", key, timedelta(seconds=1)).partition("?")[0]
             return Location(plain if self._public else f"{plain}?{self._sas}")
         return Location(self.by_library(method, key), good_for_s=self.signed_for_s)
+
+    def is_folder(self, headers: Mapping[str, str]) -> bool:
+        """See `Bucket.is_folder`: accounts with a hierarchical namespace have folders."""
+        kind = headers.get("x-ms-resource-type", ""), headers.get("x-ms-meta-hdi_isfolder", "")
+        return "directory" in kind or "true" in kind
+
+    def unreadable(self, headers: Mapping[str, str]) -> str:
+        """See `Bucket.unreadable`."""
+        archived = headers.get("x-ms-access-tier") == "Archive"
+        return "it is in the archive tier; set its tier to hot, and wait until it is there" if archived else ""
 
     def checksums(self, headers: Mapping[str, str]) -> dict[str, str]:
         """See `Bucket.checksums`. Azure states MD5 at most, which proves nothing against those who mean harm."""

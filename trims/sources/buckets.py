@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import obstore
 
-from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError
+from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError, ConfigError
 from trims.sources.base import RemoteFile
 from trims.sources.http import Location, check_status
 from trims.sources.store_errors import tree_errors
@@ -124,6 +124,10 @@ class Bucket(ABC):
                 return None
             if answer.status >= 300:
                 self._explain(answer, key)
+            if self.is_folder(answer.headers):
+                return None
+            if reason := self.unreadable(answer.headers):
+                raise ArtifactError(f"{name} cannot be read: {reason}")
             length = answer.headers.get("Content-Length", "")
             if not length.isdigit():
                 raise ArtifactError(f"{name}: the store does not say how long it is")
@@ -163,6 +167,16 @@ class Bucket(ABC):
     @abstractmethod
     def checksums(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of a whole object that the answer to a look states."""
+
+    def is_folder(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a look found a folder: some stores keep folders as objects without bytes."""
+        del headers
+        return False
+
+    def unreadable(self, headers: Mapping[str, str]) -> str:
+        """Return why the object that a look found cannot be read now; empty if it can."""
+        del headers
+        return ""
 
     def for_look(self, key: str) -> Location:
         """Return where a look at an object goes."""
@@ -213,6 +227,15 @@ def chosen(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, st
 def is_yes(environment: Mapping[str, str], name: str) -> bool:
     """Return whether a variable says yes."""
     return environment.get(name, "").lower() in _YES
+
+
+def endpoint_of(environment: Mapping[str, str], *names: str) -> str:
+    """Return the endpoint that the first of some variables names; empty for none. Raises ConfigError."""
+    name = next((name for name in names if environment.get(name)), "")
+    endpoint = environment.get(name, "").rstrip("/")
+    if endpoint and not (endpoint.startswith(("http://", "https://")) and host_of(endpoint)):
+        raise ConfigError(f"{name} is no address of a server: it begins with https:// or http://, and names a host")
+    return endpoint
 
 
 def host_of(endpoint: str) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from obstore.store import GCSStore
 
-from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
+from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
 from trims.sources.store_errors import setting_errors
 
@@ -57,10 +57,11 @@ class GcsBucket(Bucket):
     def __init__(self, address: ObjectAddress, settings: SourceSettings, signed_for_s: float) -> None:
         environment = settings.environment
         self.name, self.signed_for_s = address.bucket, signed_for_s
-        self._base = (environment.get("GOOGLE_BASE_URL") or _BASE_URL).rstrip("/")
+        endpoint = endpoint_of(environment, "GOOGLE_BASE_URL")
+        self._base = endpoint or _BASE_URL
         self._token = environment.get("GOOGLE_BEARER_TOKEN", "")
         self._public = is_yes(environment, "GOOGLE_SKIP_SIGNATURE")
-        self.http = settings.http.naming(host_of(environment.get("GOOGLE_BASE_URL", "")))
+        self.http = settings.http.naming(host_of(endpoint))
         config = chosen(environment, _VARIABLES)
         default = os.path.join(environment.get("HOME", ""), _DEFAULT_FILE)
         if not any(environment.get(name) for name in _KEYS) and os.path.isfile(default):

@@ -15,7 +15,7 @@ from obstore.store import S3Store
 
 from trims.core.errors import ArtifactNotFoundError, NotSupportedError
 from trims.sources.aws_credentials import LOOKED_IN, AwsCredentials
-from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
+from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
 from trims.sources.store_errors import other_region, setting_errors
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 #: Server that knows the region of every bucket.
 ANY_REGION_URL = "https://s3.us-east-1.amazonaws.com"
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _DEFAULT_REGION = "us-east-1"
 _REGION_HEADER = "x-amz-bucket-region"
 #: Checksums that S3 states, with their lengths in bytes.
 _CHECKSUMS = {"sha256": 32, "crc64nvme": 8, "crc32c": 4}
+_ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 #: Variables that are passed to the library.
 _VARIABLES = (
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
@@ -68,7 +68,7 @@ class S3Bucket(Bucket):
         environment = settings.environment
         self.name, self.signed_for_s = address.bucket, signed_for_s
         self._check(environment)
-        endpoint = next(filter(None, map(environment.get, _ENDPOINTS)), "")
+        endpoint = endpoint_of(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
         self.http = settings.http.naming(host_of(endpoint))
         self._credentials = None if is_yes(environment, "AWS_SKIP_SIGNATURE") else AwsCredentials(environment)
         stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
@@ -110,6 +110,12 @@ class S3Bucket(Bucket):
             name: hexadecimal(headers.get(f"x-amz-checksum-{name}", ""), nbytes) for name, nbytes in _CHECKSUMS.items()
         }
         return {name: digits for name, digits in found.items() if digits}
+
+    def unreadable(self, headers: Mapping[str, str]) -> str:
+        """See `Bucket.unreadable`."""
+        kept = headers.get("x-amz-storage-class", "")
+        restored = 'ongoing-request="false"' in headers.get("x-amz-restore", "")
+        return f"it is archived ({kept}); restore it first" if kept in _ARCHIVES and not restored else ""
 
     def _explain(self, answer: Answer, key: str) -> None:
         region = answer.headers.get(_REGION_HEADER, "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from object_stub import object_stub, read_whole, settings
 
-from trims.core.errors import ArtifactNotFoundError, ConfigError, NotSupportedError, SourceRefusedError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, ConfigError, NotSupportedError, SourceRefusedError
 from trims.sources.objects import ObjectSource
 
 if TYPE_CHECKING:
@@ -57,6 +57,20 @@ def test_a_prefix_has_etags_as_the_server_writes_them(stub: Stub) -> None:
     with closing(opened(stub, "az://cont/a", AZURE_STORAGE_ACCOUNT_KEY=KEY)) as found:
         assert [(file.name, file.version) for file in found.files] == [("model b.bin", '"0x1"')]
         assert read_whole(found, found.files[0]) == DATA
+
+
+@pytest.mark.parametrize("header", [{"x-ms-resource-type": "directory"}, {"x-ms-meta-hdi_isfolder": "true"}])
+def test_a_folder_of_a_hierarchical_account_is_a_prefix(header: dict[str, str], stub: Stub) -> None:
+    stub.objects["/acct/cont/a"] = b""
+    stub.headers["/acct/cont/a"] = header
+    with closing(opened(stub, "az://cont/a", AZURE_STORAGE_ACCOUNT_KEY=KEY)) as found:
+        assert [file.name for file in found.files] == ["model b.bin"]
+
+
+def test_an_archived_blob_is_refused(stub: Stub) -> None:
+    stub.headers[PATH]["x-ms-access-tier"] = "Archive"
+    with pytest.raises(ArtifactError, match="archive"):
+        opened(stub, AZURE_STORAGE_ACCOUNT_KEY=KEY)
 
 
 @pytest.mark.parametrize("signature", ["sv=2023-11-03&sp=rl&sig=made%2Bup", "?sv=2023-11-03&sp=rl&sig=made%2Bup"])

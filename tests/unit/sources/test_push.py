@@ -137,6 +137,16 @@ def test_a_file_that_is_shorter_than_stated_leaves_nothing(
     assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
 
 
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, writer: ObjectWriter) -> None:
+    for source in (tmp_path / "absent", os.open(tmp_path, os.O_RDONLY)):
+        with pytest.raises(ArtifactError) as caught:
+            writer.put_file("s3://bucket/unread", source, 10)
+        assert type(caught.value) is ArtifactError
+        if isinstance(source, int):
+            os.close(source)
+    assert writer.head("s3://bucket/unread") is None
+
+
 def test_small_objects_are_written_looked_at_and_read(writer: ObjectWriter) -> None:
     assert writer.head("s3://bucket/index.json") is None
     assert writer.read("s3://bucket/index.json", 10) is None

@@ -216,6 +216,20 @@ def test_a_look_without_a_length_is_an_error(stub: Stub, monkeypatch: pytest.Mon
     assert stub.seen == [f"HEAD {PATH}"]
 
 
+def test_an_archived_object_is_refused_until_it_is_restored(stub: Stub) -> None:
+    stub.headers[PATH] = {"x-amz-storage-class": "DEEP_ARCHIVE", "x-amz-restore": 'ongoing-request="true"'}
+    with pytest.raises(ArtifactError, match="DEEP_ARCHIVE"):
+        opened(stub)
+    stub.headers[PATH]["x-amz-restore"] = 'ongoing-request="false", expiry-date="..."'
+    opened(stub).close()
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host", "http://", "//host"])
+def test_an_endpoint_that_is_no_address_is_refused_by_its_variable(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL_S3"):
+        ObjectSource(settings(**KEYS, AWS_ENDPOINT_URL_S3=endpoint), "s3").open(ADDRESS)
+
+
 @pytest.mark.parametrize("name", ["AWS_SSE_CUSTOMER_KEY_BASE64", "AWS_REQUEST_PAYER", "AWS_S3_EXPRESS"])
 def test_a_variable_that_reading_cannot_honour_is_refused_by_name(name: str, stub: Stub) -> None:
     with pytest.raises(NotSupportedError, match=name):
