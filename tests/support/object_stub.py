@@ -15,6 +15,7 @@ from trims.sources.hosts import HostPolicy
 from trims.sources.http import Http
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator, Mapping
 
     from trims.sources.base import Opened, RemoteFile
@@ -151,11 +152,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def object_stub() -> Iterator[Stub]:
-    """Give a server for a block."""
+def object_stub(tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
+    """Give a server for a block; it speaks TLS if it gets a context for that."""
     stub = Stub()
     with _Server(stub) as server:
-        stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        stub.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
         try:

@@ -50,7 +50,6 @@ _VARIABLES = (
     "AZURE_IDENTITY_ENDPOINT",
     "AZURE_OBJECT_ID",
     "AZURE_MSI_RESOURCE_ID",
-    "AZURE_SKIP_SIGNATURE",
     "AZURE_DISABLE_TAGGING",
 )
 
@@ -87,15 +86,15 @@ class AzureBucket(Bucket):
         self._sas = next(filter(None, map(environment.get, _SIGNATURES)), "").removeprefix("?")
         options: dict[str, Any] = {
             "account_name": account,
-            "client_options": client_options(endpoint),
+            "client_options": client_options(endpoint, environment),
             "retry_config": retries(),
             **({"endpoint": endpoint} if endpoint else {}),
         }
-        config = cast("AzureConfig", chosen(environment, _VARIABLES))
+        config = {**chosen(environment, _VARIABLES), "azure_skip_signature": str(self._public).lower()}
         with setting_errors(self.name, self.looked_in):
             #: Only writes addresses, for requests that nothing signs, or a signature of the operator's.
             self._writer = AzureStore(self.name, account_key=_NO_KEY, **options)
-            self.store = AzureStore(self.name, config=config, **options)
+            self.store = AzureStore(self.name, config=cast("AzureConfig", config), **options)
 
     def signed(self, method: str, key: str) -> Location:
         """See `Bucket.signed`."""

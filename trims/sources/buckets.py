@@ -42,6 +42,7 @@ _LOOKS_AT_ONCE = 8
 _CONNECT_S = 10.0
 _REQUEST_S = 300.0
 _RETRY_S = 60.0
+_MOST_CERTIFICATES_BYTES = 16 << 20
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{1,221}\Z")
 _YES = frozenset({"1", "true", "yes", "on", "y", "t"})
 
@@ -243,10 +244,25 @@ def host_of(endpoint: str) -> str:
     return urlsplit(endpoint).hostname or ""
 
 
-def client_options(endpoint: str) -> ClientConfig:
-    """Return the library's settings for connections to an endpoint."""
-    seconds = {"connect_timeout": timedelta(seconds=_CONNECT_S), "timeout": timedelta(seconds=_REQUEST_S)}
-    return {"allow_http": endpoint.startswith("http://"), "user_agent": "trims", **seconds}  # type: ignore[typeddict-item]
+def client_options(endpoint: str, environment: Mapping[str, str]) -> ClientConfig:
+    """Return the library's settings for connections to an endpoint. Raises ConfigError.
+
+    Authorities of `SSL_CERT_FILE` are trusted besides the machine's: our own client reads that variable, the library
+    does not.
+    """
+    found: ClientConfig = {
+        "allow_http": endpoint.startswith("http://"),
+        "user_agent": "trims",
+        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "timeout": timedelta(seconds=_REQUEST_S),
+    }
+    if path := environment.get("SSL_CERT_FILE"):
+        try:
+            with open(path, "rb") as file:
+                found["root_certificate"] = file.read(_MOST_CERTIFICATES_BYTES)
+        except OSError as error:
+            raise ConfigError(f"SSL_CERT_FILE names {path}, which cannot be read: {error.strerror}") from error
+    return found
 
 
 def retries() -> RetryConfig:

@@ -32,7 +32,7 @@ _KEYS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
-_VARIABLES = (*_KEYS, "GOOGLE_BASE_URL", "GOOGLE_BEARER_TOKEN", "GOOGLE_SKIP_SIGNATURE")
+_VARIABLES = (*_KEYS, "GOOGLE_BASE_URL", "GOOGLE_BEARER_TOKEN")
 
 
 class GcsBucket(Bucket):
@@ -62,7 +62,7 @@ class GcsBucket(Bucket):
         self._token = environment.get("GOOGLE_BEARER_TOKEN", "")
         self._public = is_yes(environment, "GOOGLE_SKIP_SIGNATURE")
         self.http = settings.http.naming(host_of(endpoint))
-        config = chosen(environment, _VARIABLES)
+        config = {**chosen(environment, _VARIABLES), "google_skip_signature": str(self._public).lower()}
         default = os.path.join(environment.get("HOME", ""), _DEFAULT_FILE)
         if not any(environment.get(name) for name in _KEYS) and os.path.isfile(default):
             config["google_application_credentials"] = default
@@ -70,7 +70,7 @@ class GcsBucket(Bucket):
             self.store = GCSStore(
                 self.name,
                 config=config,  # type: ignore[arg-type]
-                client_options=client_options(self._base),
+                client_options=client_options(self._base, environment),
                 retry_config=retries(),
             )
 

@@ -77,12 +77,12 @@ class S3Bucket(Bucket):
             "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
             "disable_bulk_delete": True,  # one object at a time, which every store understands
             "region": self.region,
-            "client_options": client_options(endpoint),
+            "client_options": client_options(endpoint, environment),
             "retry_config": retries(),
         }
         signing: dict[str, Any] = {"skip_signature": True}
         if self._credentials is not None:
-            signing = {"credential_provider": self._credentials.for_store}
+            signing = {"credential_provider": self._credentials.for_store, "skip_signature": False}
         with setting_errors(self.name, self.looked_in):
             #: Only writes addresses, for requests that nothing signs, or more than it can sign.
             self._writer = S3Store(self.name, credential_provider=_no_key, **options)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
+import ssl
 import traceback
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from certificates import make_certificate
 from object_stub import object_stub, read_whole, settings
 
 from trims.core.errors import (
@@ -21,11 +23,15 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.sources import s3
+from trims.sources.base import SourceSettings
 from trims.sources.buckets import ObjectAddress
+from trims.sources.hosts import HostPolicy
+from trims.sources.http import Http
 from trims.sources.objects import ObjectSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from object_stub import Stub
 
@@ -38,6 +44,8 @@ KEYS = {
 }
 CRC = base64.b64encode(bytes(range(8))).decode()
 SIGNED = {"X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token"}
+LISTING = b"""<?xml version='1.0'?><ListBucketResult><Contents><Key>a/model.bin</Key><Size>7</Size>
+<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"one"</ETag></Contents></ListBucketResult>"""
 ADDRESS = "s3://bucket/a/model.bin"
 PATH = "/bucket/a/model.bin"
 
@@ -89,6 +97,21 @@ def test_a_checksum_of_parts_or_of_another_length_is_left_out(headers: dict[str,
     stub.headers[PATH] = headers
     with closing(opened(stub)) as found:
         assert found.files[0].checksums == {}
+
+
+def test_variables_of_the_process_do_not_replace_those_of_the_source(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_process = {"AWS_ACCESS_KEY_ID": "PROCESS", "AWS_SECRET_ACCESS_KEY": "x", "AWS_SESSION_TOKEN": "y"}
+    of_process |= {"AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "eu-west-3", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    for name, value in of_process.items():
+        monkeypatch.setenv(name, value)
+    stub.listing = LISTING
+    with closing(opened(stub, "s3://bucket/a/", AWS_REGION="eu-west-1")) as found:
+        read_whole(found, found.files[0])
+    signed = [each.headers.get("authorization", each.query.get("X-Amz-Credential", "")) for each in stub.asked]
+    assert len(signed) == 3
+    assert [each for each in signed if "AKIAMADEUP" not in each or "/eu-west-1/" not in each] == []
 
 
 def test_an_expired_signature_is_made_again(stub: Stub) -> None:
@@ -174,7 +197,7 @@ def test_a_region_that_is_not_stated_is_found_out(stub: Stub, monkeypatch: pytes
     client = base.http.naming("127.0.0.1")
     address = ObjectAddress.parse(ADDRESS)
     with closing(client):
-        bucket = s3.S3Bucket(address, type(base)(client, base.environment), 60)
+        bucket = s3.S3Bucket(address, SourceSettings(client, base.environment), 60)
         place = bucket.location("a/model.bin")
         bucket.http.close()
     assert stub.seen == ["HEAD /bucket"]
@@ -186,7 +209,7 @@ def test_a_bucket_that_no_region_has_is_not_there(stub: Stub, monkeypatch: pytes
     stub.answers.append((404, {}, b""))
     base = settings(**KEYS)
     with closing(base.http.naming("127.0.0.1")) as client, pytest.raises(ArtifactNotFoundError, match="bucket"):
-        ObjectSource(type(base)(client, base.environment), "s3").open(ADDRESS)
+        ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
 
 
 def test_a_virtual_hosted_endpoint_has_no_bucket_in_its_path(stub: Stub) -> None:
@@ -228,6 +251,21 @@ def test_an_archived_object_is_refused_until_it_is_restored(stub: Stub) -> None:
 def test_an_endpoint_that_is_no_address_is_refused_by_its_variable(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL_S3"):
         ObjectSource(settings(**KEYS, AWS_ENDPOINT_URL_S3=endpoint), "s3").open(ADDRESS)
+
+
+def test_authorities_of_the_operator_are_trusted_for_all_requests(tmp_path: Path) -> None:
+    authority, certificate = make_certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=str(authority))  # as our client's would be with the variable
+    with object_stub(server) as stub, closing(Http(HostPolicy(), tls=trusting)) as client:
+        stub.objects[PATH], stub.listing = b"weights", LISTING
+        environment = {**KEYS, "AWS_ENDPOINT_URL": stub.url, "SSL_CERT_FILE": str(authority)}
+        with closing(ObjectSource(SourceSettings(client, environment), "s3").open("s3://bucket/a/")) as found:
+            assert read_whole(found, found.files[0]) == b"weights"
+        environment["SSL_CERT_FILE"] = str(tmp_path / "absent")
+        with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+            ObjectSource(SourceSettings(client, environment), "s3").open("s3://bucket/a/")
 
 
 @pytest.mark.parametrize("name", ["AWS_SSE_CUSTOMER_KEY_BASE64", "AWS_REQUEST_PAYER", "AWS_S3_EXPRESS"])
