@@ -16,7 +16,7 @@ from trims.sources.http import Http
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from trims.sources.base import Opened, RemoteFile
 
@@ -44,6 +44,7 @@ class Stub:
         needs: Parameters that a request for an object must carry; without, the answer is 403.
         answers: Answers (status, headers, body) to the next requests, whatever they are.
         part_answer: Answer to each part of an upload.
+        on_part: Called with each part of an upload, before its answer.
         listing: Answer to every request for a listing.
     """
 
@@ -53,6 +54,7 @@ class Stub:
     needs: set[str] = field(default_factory=set)
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     part_answer: tuple[int, dict[str, str], bytes] = (200, {"ETag": '"part"'}, b"")
+    on_part: Callable[[], None] = lambda: None
     listing: bytes = b""
     asked: list[Asked] = field(default_factory=list)
 
@@ -107,6 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.method == "POST" and "uploads" in asked.query:
             return 200, {}, b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
         if asked.method == "PUT":
+            self.stub.on_part()
             return self.stub.part_answer
         return 204, {}, b""
 

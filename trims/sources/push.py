@@ -200,7 +200,7 @@ def _checked(bucket: Bucket, key: str, nbytes: int, digest: int, etag: str | Non
     """Return the object as the store has it, if it is what was sent."""
     name = bucket.address(key)
     found = bucket.look(key)
-    if found is None or _bare(found.version) != _bare(etag or found.version):
+    if found is None or (etag and found.version and _bare(found.version) != _bare(etag)):
         raise ArtifactChangedError(f"{name} was replaced or removed by another program just after it was written")
     stated = found.checksums.get(bucket.checksum)
     sent = f"{digest:0{len(stated)}x}" if stated else None
