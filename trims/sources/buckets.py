@@ -44,6 +44,7 @@ _REQUEST_S = 300.0
 _RETRY_S = 60.0
 _MOST_CERTIFICATES_BYTES = 16 << 20
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{1,221}\Z")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}\Z")
 _YES = frozenset({"1", "true", "yes", "on", "y", "t"})
 
 
@@ -73,6 +74,8 @@ class ObjectAddress:
         container, at, host = bucket.partition("@")
         if at and scheme in ("abfs", "abfss"):
             bucket, account = container, host.partition(".")[0]
+            if not _ACCOUNT.match(account):
+                raise CallerError(f"an address {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY names no account")
         else:
             account = ""
         if not _BUCKET.match(bucket):

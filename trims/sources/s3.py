@@ -7,13 +7,14 @@ reads variables of this process that begin with `AWS_`; those of the mapping tha
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.store import S3Store
 
-from trims.core.errors import ArtifactNotFoundError, NotSupportedError
+from trims.core.errors import ArtifactNotFoundError, NotSupportedError, SourceUnavailableError
 from trims.sources.aws_credentials import LOOKED_IN, AwsCredentials
 from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 #: Server that knows the region of every bucket.
 ANY_REGION_URL = "https://s3.us-east-1.amazonaws.com"
+_REGION = re.compile(r"[a-z0-9-]+\Z")
 _DEFAULT_REGION = "us-east-1"
 _REGION_HEADER = "x-amz-bucket-region"
 #: Checksums that S3 states, with their lengths in bytes.
@@ -139,7 +141,9 @@ class S3Bucket(Bucket):
         region = answer.headers.get(_REGION_HEADER)
         if answer.status == 404:
             raise ArtifactNotFoundError(f"{self.address('')}: there is no bucket {self.name}")
-        return region or _DEFAULT_REGION
+        if region is None or not _REGION.match(region):
+            raise SourceUnavailableError(f"{self.address('')}: the region cannot be found out; set AWS_REGION")
+        return region
 
 
 def _no_key() -> S3Credential:

@@ -14,6 +14,7 @@ from certificates import make_certificate
 from object_stub import object_stub, read_whole, settings
 
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
     ConfigError,
@@ -204,6 +205,17 @@ def test_a_region_that_is_not_stated_is_found_out(stub: Stub, monkeypatch: pytes
     assert place.url.startswith("https://s3.eu-north-1.amazonaws.com/bucket/a/model.bin?")
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-amz-bucket-region": "evil.example/"}])
+def test_a_region_that_cannot_be_found_out_is_asked_for(
+    headers: dict[str, str], stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "ANY_REGION_URL", stub.url)
+    stub.answers.append((403, headers, b""))
+    base = settings(**KEYS)
+    with closing(base.http.naming("127.0.0.1")) as client, pytest.raises(SourceUnavailableError, match="AWS_REGION"):
+        ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
+
+
 def test_a_bucket_that_no_region_has_is_not_there(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "ANY_REGION_URL", stub.url)
     stub.answers.append((404, {}, b""))
@@ -245,6 +257,18 @@ def test_an_archived_object_is_refused_until_it_is_restored(stub: Stub) -> None:
         opened(stub)
     stub.headers[PATH]["x-amz-restore"] = 'ongoing-request="false", expiry-date="..."'
     opened(stub).close()
+
+
+def test_a_setting_that_the_library_refuses_is_an_error_of_settings(stub: Stub) -> None:
+    with pytest.raises(ConfigError):
+        opened(stub, AWS_CHECKSUM_ALGORITHM="MADE-UP")
+
+
+def test_a_listed_object_that_is_gone_when_looked_at_has_changed(stub: Stub) -> None:
+    stub.listing = LISTING
+    del stub.objects[PATH]
+    with pytest.raises(ArtifactChangedError, match=r"a/model\.bin"):
+        opened(stub, "s3://bucket/a/")
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host", "http://", "//host"])
