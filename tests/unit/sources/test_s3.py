@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from awscrt.io import ClientBootstrap
 from certificates import make_certificate
 from object_stub import object_stub, read_whole, settings
 
@@ -49,6 +50,12 @@ LISTING = b"""<?xml version='1.0'?><ListBucketResult><Contents><Key>a/model.bin<
 <LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"one"</ETag></Contents></ListBucketResult>"""
 ADDRESS = "s3://bucket/a/model.bin"
 PATH = "/bucket/a/model.bin"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library_is_warm() -> None:
+    """Make the library's event loop, which it keeps for the life of the process, before anything is counted."""
+    ClientBootstrap.get_or_create_static_default()
 
 
 @pytest.fixture
@@ -164,6 +171,18 @@ def test_a_refused_look_says_why_and_where_credentials_were_looked_for(
     assert code in str(caught.value)
     assert "bucket" in str(caught.value)
     assert "AWS_ACCESS_KEY_ID" in str(caught.value)
+
+
+def test_missing_credentials_name_the_object_and_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*KEYS, "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent/aws")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    source = ObjectSource(settings(AWS_ENDPOINT_URL="http://127.0.0.1:9"), "s3")
+    with pytest.raises(SourceRefusedError, match="AWS_ACCESS_KEY_ID") as caught:
+        source.open(ADDRESS)
+    assert ADDRESS in str(caught.value)
 
 
 def test_a_look_that_may_list_and_not_read_is_refused(stub: Stub) -> None:
