@@ -73,22 +73,12 @@ class S3Bucket(Bucket):
         endpoint = endpoint_of(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
         self.http = settings.http.naming(host_of(endpoint))
         self._credentials = None if is_yes(environment, "AWS_SKIP_SIGNATURE") else AwsCredentials(environment)
-        stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-        self.region = stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
-        options: dict[str, Any] = {
-            "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
-            "disable_bulk_delete": True,  # one object at a time, which every store understands
-            "region": self.region,
-            "client_options": client_options(endpoint, environment),
-            "retry_config": retries(),
-        }
-        signing: dict[str, Any] = {"skip_signature": True}
-        if self._credentials is not None:
-            signing = {"credential_provider": self._credentials.for_store, "skip_signature": False}
-        with setting_errors(self.name, self.looked_in):
-            #: Only writes addresses, for requests that nothing signs, or more than it can sign.
-            self._writer = S3Store(self.name, credential_provider=_no_key, **options)
-            self.store = S3Store(self.name, **signing, **options)
+        try:
+            self.region = self._region(environment, endpoint)
+            self._writer, self.store = self._make_stores(environment, endpoint)
+        except BaseException:
+            self.http.close()
+            raise
 
     def signed(self, method: str, key: str) -> Location:
         """See `Bucket.signed`."""
@@ -118,6 +108,26 @@ class S3Bucket(Bucket):
         kept = headers.get("x-amz-storage-class", "")
         restored = 'ongoing-request="false"' in headers.get("x-amz-restore", "")
         return f"it is archived ({kept}); restore it first" if kept in _ARCHIVES and not restored else ""
+
+    def _region(self, environment: Mapping[str, str], endpoint: str) -> str:
+        stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        return stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
+
+    def _make_stores(self, environment: Mapping[str, str], endpoint: str) -> tuple[S3Store, S3Store]:
+        """Return a store that only writes addresses, for requests that it cannot sign, and the one that is used."""
+        options: dict[str, Any] = {
+            "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
+            "disable_bulk_delete": True,  # one object at a time, which every store understands
+            "region": self.region,
+            "client_options": client_options(endpoint, environment),
+            "retry_config": retries(),
+        }
+        signing: dict[str, Any] = {"skip_signature": True}
+        if self._credentials is not None:
+            signing = {"credential_provider": self._credentials.for_store, "skip_signature": False}
+        with setting_errors(self.name, self.looked_in):
+            writer = S3Store(self.name, credential_provider=_no_key, **options)
+            return writer, S3Store(self.name, **signing, **options)
 
     def _explain(self, answer: Answer, key: str) -> None:
         region = answer.headers.get(_REGION_HEADER, "")

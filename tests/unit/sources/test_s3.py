@@ -231,8 +231,13 @@ def test_a_region_that_cannot_be_found_out_is_asked_for(
     monkeypatch.setattr(s3, "ANY_REGION_URL", stub.url)
     stub.answers.append((403, headers, b""))
     base = settings(**KEYS)
-    with closing(base.http.naming("127.0.0.1")) as client, pytest.raises(SourceUnavailableError, match="AWS_REGION"):
-        ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
+    closed: list[Http] = []
+    close = Http.close
+    monkeypatch.setattr(Http, "close", lambda self: closed.append(self) or close(self))
+    with closing(base.http.naming("127.0.0.1")) as client:
+        with pytest.raises(SourceUnavailableError, match="AWS_REGION"):
+            ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
+        assert [each is not client for each in closed] == [True]  # the one that the source made for itself
 
 
 def test_a_bucket_that_no_region_has_is_not_there(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
