@@ -119,16 +119,16 @@ def test_secrets_of_an_address_are_in_no_error(fetcher: Fetcher, server: FileSer
 
 
 def test_a_file_that_changes_midway_is_fetched_as_it_is_then(fetcher: Fetcher, server: FileServer) -> None:
-    served = server.serve("/m.bin", DATA, stall_after=PIECE_BYTES)
+    served = server.serve("/m.bin", DATA * 4, stall_after=PIECE_BYTES)
     paths: list[Path] = []
     thread = threading.Thread(target=lambda: paths.append(fetched(fetcher, f"{server.url}/m.bin")))
     thread.start()
     server.wait_for(2 * PIECE_BYTES, "/m.bin")
-    server.serve("/m.bin", DATA[::-1], etag='"v2"')
+    server.serve("/m.bin", DATA[::-1] * 4, etag='"v2"')
     served.stall_after = None
     served.resume.set()
     thread.join(30)
-    assert [path.read_bytes() for path in paths] == [DATA[::-1]]
+    assert [path.read_bytes() for path in paths] == [DATA[::-1] * 4]
     assert not list(Path(fetcher._settings.downloads).rglob("*.journal"))
 
 
