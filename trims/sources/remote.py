@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class Fetched:
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
+        fetched: Names of the files that came over the network just now, and were hashed on the way.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
     """
@@ -50,6 +51,7 @@ class Fetched:
     digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     folder: Path | None = None
     image: ImageDescription | None = None
+    fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
@@ -154,7 +156,8 @@ class Remote:
             self.downloads.keep_within(busy=[found.folder])
         for note in answer.get("notes", ()):
             log.warning("%s: %s", address, note)
-        return found
+        came = frozenset(file["name"] for file in answer.get("files", ()) if file["found"])
+        return replace(found, fetched=came, notes=tuple(answer.get("notes", ())))
 
     def _fetched(self, order: Mapping[str, Any], flight: _Flight) -> dict[str, Any]:
         """Have the files fetched; where the disk is full, other downloads make room once."""

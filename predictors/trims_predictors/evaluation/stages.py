@@ -22,8 +22,8 @@ STAGES = {
 }  # fmt: skip
 #: Order in which stages are shown; `fill` and `copy` of a tier come after `open`.
 ORDER = (
-    "process", "import framework", "connect", "open", "fetch", "convert", "tier", "attach", "import code", "build", "run",
-    UNATTRIBUTED,
+    "process", "import framework", "connect", "open", "fetch", "convert", "tier", "attach", "import code", "build",
+    "run", UNATTRIBUTED,
 )  # fmt: skip
 
 

@@ -35,9 +35,9 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[st
     Args:
         daemon: Its control door.
         model: As registered.
-        tier: Of `TIERS`. `cloud`: the image is at an address, and neither it nor the artifact's bytes are in memory or
-            on disk as an image; `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
-            is on disk and not in memory; `cpu` and `gpu`: it is there.
+        tier: Of `TIERS`. `cloud`: the image is at an address, and no image is on this machine; `file`: no image is
+            anywhere else, and the artifact's bytes are not in memory; `disk`: the image is on disk and not in memory;
+            `cpu` and `gpu`: it is there.
         artifact: Files of its artifact: see `artifact_files`, which may read them and is not asked here.
         alone: For the framework alone, which reads the artifact: `file`: it is not in memory; `cpu`: it is.
 

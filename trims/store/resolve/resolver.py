@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import blake3
 import msgspec
@@ -30,8 +29,6 @@ import msgspec
 from trims.core.errors import (
     ArtifactError,
     ArtifactNotFoundError,
-    CallerError,
-    NotSupportedError,
     TrimsError,
 )
 from trims.core.place import FILE, TierKind
@@ -39,18 +36,15 @@ from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.conversion.build import build_artifact
 from trims.formats.conversion.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.conversion.environments import Environment
-from trims.formats.folders import weights_in
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.manifests.manifest import ArtifactSource, Manifest
-from trims.sources.http import shown
-from trims.store.catalog import FILE_PREFIX, ImageRecord, identities_of
+from trims.store.catalog import FILE_PREFIX, identities_of
+from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
 from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
 from trims.store.resolve.mounts import mount_of, mount_of_now
 from trims.store.resolve.signatures import Signatures
-from trims.tiers.cloud import CloudImage
-from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,6 +54,7 @@ if TYPE_CHECKING:
     from trims.sources.descriptor import ImageDescription
     from trims.sources.remote import Fetched, Remote
     from trims.store.catalog import Catalog
+    from trims.tiers.cloud import CloudImage
 
 log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
@@ -158,6 +153,7 @@ class Resolver:
         self._not_in_place: dict[str, str] = {}
         self._clock = clock
         self.remote = remote
+        self._addresses = Addresses(remote, catalog)
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -249,7 +245,7 @@ class Resolver:
         known = self._without_artifact(name, manifest)
         if known is not None:
             return known
-        fetched = None if manifest.artifact.uri is None else self._fetched(manifest, reading)
+        fetched = None if manifest.artifact.uri is None else self._addresses.fetch(manifest, reading)
         if fetched is not None and fetched.image is not None:
             return self._of_image(name, manifest, fetched, fetched.image)
         return self._from_artifact(name, manifest, reading)
@@ -284,7 +280,7 @@ class Resolver:
         Raises what `resolve` raises.
         """
         manifest = self.manifest(name)
-        if manifest.artifact.builder is not None or not self._is_here(manifest):
+        if manifest.artifact.builder is not None or not self._addresses.is_here(manifest):
             return ""
         found = manifest.artifact.format or detect(self._main_file(manifest)).format
         if found != self.format_known(manifest):
@@ -306,9 +302,8 @@ class Resolver:
         """
         source = (manifest := self.manifest(name)).artifact
         if source.uri is not None:
-            here = None if self.remote is None else self.remote.here(source.uri)
-            away = here is None or here.folder is None
-            return server_of(source.uri) if away or here is None else mount_of(Path(str(here.folder)))
+            folder = self._addresses.folder_of(source.uri)
+            return server_of(source.uri) if folder is None else mount_of(folder)
         return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
 
     def manifest(self, name: str) -> Manifest:
@@ -341,7 +336,7 @@ class Resolver:
         if name.startswith(FILE_PREFIX) or (source.path is None and source.uri is None):
             return None
         if source.uri is not None:
-            main, is_there = Path(source.uri), self._is_here(manifest)
+            main, is_there = Path(source.uri), self._addresses.is_here(manifest)
         else:
             main = Path(manifest.origin, str(source.path)).absolute()
             is_there = main.exists()
@@ -365,31 +360,8 @@ class Resolver:
             mount=_true_mount(main),
         )
 
-    def _is_here(self, manifest: Manifest) -> bool:
-        """Return whether the files of a manifest's address are on this machine, or it names none."""
-        uri = manifest.artifact.uri
-        return uri is None or (self.remote is not None and self.remote.here(uri) is not None)
-
-    def _fetched(self, manifest: Manifest, reading: Reading) -> Fetched:
-        """Return what lies at a manifest's address, fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
-        uri = str(manifest.artifact.uri)
-        if self.remote is None:
-            raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
-        here = self.remote.here(uri)
-        if here is not None:
-            return here
-        with span("fetch", address=shown(uri)):
-            return self.remote.fetch(
-                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=reading.wanted
-            )
-
     def _of_image(self, name: str, manifest: Manifest, fetched: Fetched, image: ImageDescription) -> Resolved:
         """Return a resolution to an image that was pushed to the manifest's address: nothing is left to convert."""
-        if image.signature and self._catalog.signature_of(image.key) is None:
-            self._catalog.remember_signature(image.key, image.signature)
-        if self._catalog.image(image.key) is None:
-            record = ImageRecord(image.key, name, image.recipe, image.nbytes, image.cost_s)
-            self._catalog.remember_image(record)
         return Resolved(
             name=name,
             key=image.key,
@@ -401,9 +373,7 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=True,
             mount=server_of(fetched.address),
-            cloud=CloudImage(
-                image.key, image.digest, image.nbytes, fetched.image_address, image.checksums, image.cost_s
-            ),
+            cloud=self._addresses.image(name, fetched),
         )
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
@@ -509,7 +479,7 @@ class Resolver:
     def _main_file(self, manifest: Manifest, reading: Reading = ANY_READING) -> Path:
         source = manifest.artifact
         if source.uri is not None:
-            main = _main_of(manifest, self._fetched(manifest, reading))
+            main = main_of(manifest, self._addresses.fetch(manifest, reading))
         elif source.path is not None:
             main = Path(manifest.origin, source.path)
         elif source.package is not None:
@@ -596,25 +566,6 @@ def _plain(part: Any) -> Any:
             del fields["uri"]
         return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
-
-
-def server_of(address: str) -> str:
-    """Return what a look at an address hangs on, in place of a mount point: its scheme and host, or bucket."""
-    parts = urlsplit(address)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _main_of(manifest: Manifest, fetched: Fetched) -> Path:
-    """Return which of the files of an address has the weights. Raises ArtifactError."""
-    if len(fetched.files) == 1:
-        return next(iter(fetched.files.values()))
-    named = str(manifest.artifact.uri).rpartition("/")[2]
-    if named in fetched.files:
-        return fetched.files[named]
-    try:
-        return weights_in(Path(str(fetched.folder)))
-    except CallerError as error:
-        raise ArtifactError(f"{manifest.name}: {error}") from error
 
 
 def _inside_package(package: str, path: str) -> Path:

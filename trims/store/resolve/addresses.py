@@ -1,0 +1,97 @@
+"""Artifacts and images at addresses, as the resolver needs them: files of this machine, or an image that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trims.core.errors import ArtifactError, CallerError, NotSupportedError
+from trims.formats.folders import weights_in
+from trims.sources.http import shown
+from trims.store.catalog import ImageRecord, identity_of
+from trims.tiers.cloud import CloudImage
+from trims.trace.spans import span
+
+if TYPE_CHECKING:
+    from trims.manifests.manifest import Manifest
+    from trims.sources.remote import Fetched, Remote
+    from trims.store.catalog import Catalog
+    from trims.store.resolve.hashing import Reading
+
+
+class Addresses:
+    """What lies at the addresses of manifests.
+
+    Args:
+        remote: Fetches; None for a store that fetches nothing.
+        catalog: Keeps what is found out on the way.
+    """
+
+    def __init__(self, remote: Remote | None, catalog: Catalog) -> None:
+        self.remote = remote
+        self._catalog = catalog
+
+    def is_here(self, manifest: Manifest) -> bool:
+        """Return whether the files of a manifest's address are on this machine, or it names none."""
+        uri = manifest.artifact.uri
+        return uri is None or (self.remote is not None and self.remote.here(uri) is not None)
+
+    def folder_of(self, uri: str) -> Path | None:
+        """Return the folder of what was fetched from an address; None if it is not here, or an image."""
+        here = None if self.remote is None else self.remote.here(uri)
+        return None if here is None else here.folder
+
+    def fetch(self, manifest: Manifest, reading: Reading) -> Fetched:
+        """Return what lies at a manifest's address, fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
+        uri = str(manifest.artifact.uri)
+        if self.remote is None:
+            raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
+        here = self.remote.here(uri)
+        if here is not None:
+            return here
+        with span("fetch", address=shown(uri)):
+            found = self.remote.fetch(
+                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=reading.wanted
+            )
+        self._remember(found)
+        return found
+
+    def _remember(self, found: Fetched) -> None:
+        """Keep the digests that were computed while the files came: they need not be read again for them."""
+        for name in found.fetched:
+            digests, path = found.digests[name], found.files[name]
+            if "blake3" in digests:
+                self._catalog.remember_digests(
+                    str(path.absolute()), identity_of(path), digests["blake3"], digests.get("sha256")
+                )
+
+    def image(self, name: str, fetched: Fetched) -> CloudImage:
+        """Return the image that was pushed to an address; what it says of its model is kept."""
+        image = fetched.image
+        assert image is not None, "only images are asked for"
+        if image.signature and self._catalog.signature_of(image.key) is None:
+            self._catalog.remember_signature(image.key, image.signature)
+        if self._catalog.image(image.key) is None:
+            self._catalog.remember_image(ImageRecord(image.key, name, image.recipe, image.nbytes, image.cost_s))
+        address = fetched.image_address
+        return CloudImage(image.key, image.digest, image.nbytes, address, image.checksums, image.cost_s)
+
+
+def server_of(address: str) -> str:
+    """Return what a look at an address hangs on, in place of a mount point: its scheme and host, or bucket."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def main_of(manifest: Manifest, fetched: Fetched) -> Path:
+    """Return which of the files of an address has the weights. Raises ArtifactError."""
+    if len(fetched.files) == 1:
+        return next(iter(fetched.files.values()))
+    named = str(manifest.artifact.uri).rpartition("/")[2]
+    if named in fetched.files:
+        return fetched.files[named]
+    try:
+        return weights_in(Path(str(fetched.folder)))
+    except CallerError as error:
+        raise ArtifactError(f"{manifest.name}: {error}") from error
