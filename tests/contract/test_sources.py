@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.file_server import FileServer, file_server
-from trims.sources.base import SourceSettings
 from trims.sources.hosts import HostPolicy
 from trims.sources.http import Http
 from trims.sources.http_source import HttpSource
+from trims.sources.settings import SourceSettings
 from trims.testing.sources import SourceContract
 
 if TYPE_CHECKING:

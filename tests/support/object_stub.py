@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trims.sources.base import SourceSettings
 from trims.sources.hosts import HostPolicy
 from trims.sources.http import Http
+from trims.sources.settings import SourceSettings
 
 if TYPE_CHECKING:
     import ssl

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from obstore.store import AzureConfig
 
-    from trims.sources.base import SourceSettings
     from trims.sources.buckets import ObjectAddress
+    from trims.sources.settings import SourceSettings
 
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 _SIGNATURES = ("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN")

@@ -5,7 +5,7 @@ missing, what was fetched before, whether the bytes are right, how fast and how 
 above, once for all schemes (`transfer`).
 
 Third parties add schemes with the entry-point group `trims.sources`: the name is the scheme, the value a class that is
-called with `SourceSettings` and gives a `Source`.
+called with `trims.sources.settings.SourceSettings` and gives a `Source`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from trims.sources.http import Http
-
-__all__ = ["CHECKSUMS", "Destination", "Opened", "Part", "RemoteFile", "Source", "SourceSettings"]
+__all__ = ["CHECKSUMS", "Destination", "Opened", "Part", "RemoteFile", "Source"]
 
 #: Checksums that a source may state for a file, strongest first: each as lower-case hexadecimal digits.
 CHECKSUMS = ("sha256", "blake3", "git-sha1", "crc64nvme", "crc32c")
@@ -112,19 +110,6 @@ class Opened(Protocol):
     def close(self) -> None:
         """Give back connections. Idempotent."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """Settings that a source is made with.
-
-    Attributes:
-        http: Client that keeps the policy of addresses, for schemes that speak HTTP.
-        environment: Environment variables of the daemon: credentials, endpoints, caches.
-    """
-
-    http: Http
-    environment: Mapping[str, str]
 
 
 @runtime_checkable

@@ -1,13 +1,12 @@
 """Checksums of files that come in pieces, in any order: of each piece while it is hot, combined to the file's.
 
 CRC64NVME and CRC32C can be combined, and cost a few percent of a transfer. SHA-256, blake3 and git's SHA-1 need the
-bytes in order: a thread hashes what has come so far, right behind the transfer.
+bytes in order (`in_order`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import blake3
@@ -17,9 +16,6 @@ from trims.core.errors import DigestMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from trims.sources.partial import Partial
-
 #: Checksums of pieces that combine, by name: of bytes, and of two adjoining pieces.
 _OF_PIECES: dict[str, tuple[Callable[[Any], int], Callable[[int, int, int], int], int]] = {
     "crc64nvme": (checksums.crc64nvme, checksums.combine_crc64nvme, 16),
@@ -63,54 +59,3 @@ def hasher(name: str, nbytes: int) -> Any:
     if name == "git-sha1":
         return hashlib.sha1(f"blob {nbytes}\0".encode(), usedforsecurity=False)
     return hashlib.new(name, usedforsecurity=False)
-
-
-class InOrder(threading.Thread):
-    """Hashes the bytes of a transfer in order, as far as they have come.
-
-    Args:
-        partial: Says which pieces are there, and has their bytes.
-        names: Digests to compute.
-    """
-
-    def __init__(self, partial: Partial, names: Iterable[str]) -> None:
-        super().__init__(name="trims-digest", daemon=True)
-        self._partial = partial
-        self._hashers = {name: hasher(name, partial.nbytes) for name in names}
-        self._come = threading.Condition()
-        self._stopped = False
-        self._failed: BaseException | None = None
-
-    def woken(self) -> None:
-        """Go on: a piece has come."""
-        with self._come:
-            self._come.notify()
-
-    def stop(self) -> None:
-        """End before all has come. Returns once the thread reads no more."""
-        with self._come:
-            self._stopped = True
-            self._come.notify()
-        self.join()
-
-    def digests(self) -> dict[str, str]:
-        """Wait until all pieces, which are there, were hashed; return the digests in hex."""
-        self.woken()
-        self.join()
-        if self._failed is not None:
-            raise self._failed
-        return {name: each.hexdigest() for name, each in self._hashers.items()}
-
-    def run(self) -> None:
-        """See `threading.Thread.run`."""
-        try:
-            for piece in range(self._partial.pieces):
-                with self._come:
-                    self._come.wait_for(lambda at=piece: self._stopped or self._partial.has(at))  # type: ignore[misc]
-                    if self._stopped:
-                        return
-                with self._partial.room(piece) as data:
-                    for each in self._hashers.values():
-                        each.update(data)
-        except BaseException as error:  # noqa: BLE001 - raised where the digests are asked for
-            self._failed = error

@@ -21,8 +21,8 @@ from trims.sources.store_errors import setting_errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.sources.base import SourceSettings
     from trims.sources.buckets import ObjectAddress
+    from trims.sources.settings import SourceSettings
 
 _BASE_URL = "https://storage.googleapis.com"
 _DEFAULT_FILE = ".config/gcloud/application_default_credentials.json"

@@ -17,8 +17,9 @@ from trims.sources.ranged import RangedFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.sources.base import Opened, SourceSettings
+    from trims.sources.base import Opened
     from trims.sources.http import Answer
+    from trims.sources.settings import SourceSettings
 
 #: Seconds for which the end of redirects is asked directly; it may be a signed address, and is asked for again then.
 _REDIRECTED_FOR_S = 300.0

@@ -26,17 +26,17 @@ from trims.core.units import format_bytes
 from trims.manifests.addresses import host_of, scheme_of
 from trims.memory.reading import read_all
 from trims.sources import checksums, descriptor, partial
-from trims.sources.base import RemoteFile, SourceSettings
 from trims.sources.files import Folder
 from trims.sources.http import Http
 from trims.sources.schemes import source_of
+from trims.sources.settings import SourceSettings
 from trims.sources.transfer import Moved, Transfer, Work, pause, stated_digests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from trims.sources.base import Destination, Opened
+    from trims.sources.base import Destination, Opened, RemoteFile
     from trims.sources.hosts import HostPolicy
     from trims.sources.limits import Limits
 

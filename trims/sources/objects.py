@@ -18,9 +18,10 @@ from trims.sources.s3 import S3Bucket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.sources.base import RemoteFile, SourceSettings
+    from trims.sources.base import RemoteFile
     from trims.sources.buckets import Bucket
     from trims.sources.http import Location
+    from trims.sources.settings import SourceSettings
 
 _CLOUDS: dict[str, Callable[[ObjectAddress, SourceSettings, float], Bucket]] = {
     "s3": S3Bucket,

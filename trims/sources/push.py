@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims.sources.base import RemoteFile, SourceSettings
+    from trims.sources.base import RemoteFile
     from trims.sources.buckets import Bucket
+    from trims.sources.settings import SourceSettings
 
 #: Bytes of a part, and parts under way at once: their product is the memory of an upload.
 PART_BYTES = 16 << 20

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from obstore.store import S3Credential
 
-    from trims.sources.base import SourceSettings
     from trims.sources.buckets import ObjectAddress
     from trims.sources.http import Answer, Http
+    from trims.sources.settings import SourceSettings
 
 #: Server that knows the region of every bucket.
 ANY_REGION_URL = "https://s3.us-east-1.amazonaws.com"

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from trims.core.errors import CallerError, ConfigError
 from trims.manifests.addresses import scheme_of
 from trims.plugins import Choice, Kind
-from trims.sources.base import Source, SourceSettings
+from trims.sources.base import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from trims.sources.settings import SourceSettings
 
 GROUP = "trims.sources"
 #: Schemes of object stores, which can be written to.

@@ -18,6 +18,7 @@ import tenacity
 
 from trims.core.errors import LostPeerError, SourceUnavailableError
 from trims.sources import checksums
+from trims.sources.in_order import InOrder
 from trims.sources.partial import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Transfer:
         self._opened, self._file, self._partial, self._limits = opened, file, partial, limits
         self._work = work
         self._left = _runs(partial.missing())
-        self._in_order: checksums.InOrder | None = None
+        self._in_order: InOrder | None = None
         #: Set when one connection has failed for good: the others end.
         self._failed = threading.Event()
 
@@ -94,7 +95,7 @@ class Transfer:
             DigestMismatchError: The bytes are not those that the source states.
             Others: As `Opened.fill`.
         """
-        self._in_order = checksums.InOrder(self._partial, digests) if digests else None
+        self._in_order = InOrder(self._partial, digests) if digests else None
         try:
             if self._in_order is not None:
                 self._in_order.start()

@@ -25,11 +25,11 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.sources import s3
-from trims.sources.base import SourceSettings
 from trims.sources.buckets import ObjectAddress
 from trims.sources.hosts import HostPolicy
 from trims.sources.http import Http
 from trims.sources.objects import ObjectSource
+from trims.sources.settings import SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
