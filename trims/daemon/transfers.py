@@ -38,7 +38,7 @@ class Pulling:
 
     Attributes:
         pending: Its end: what an order to load ends in.
-        stop: Set when nobody waits for it any more.
+        stop: Set when no request waits for it any more.
     """
 
     pending: Pending
@@ -200,14 +200,15 @@ class Transfers:
     def _described(self, manifest: Manifest, granted: Granted, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description of an image, but for its checksums."""
         record = self._store.catalog.image(granted.key)
+        format_ = self._store.read.format_of(manifest) or "safetensors"
         return {
             "name": manifest.name,
             "key": granted.key,
             "digest": granted.digest,
             "nbytes": granted.nbytes,
             "file": f"{granted.key[:16]}.{granted.digest}.safetensors",
-            "format": self._store.read.format_of(manifest) or "safetensors",
-            "recipe": dict(record.recipe) if record is not None else {},
+            "format": format_,
+            "recipe": dict(record.recipe) if record is not None else {"format": format_},
             "manifest": fields,
             "signature": self._store.catalog.signature_of(granted.key) or "",
             "cost_s": record.cost_s if record is not None else 0.0,

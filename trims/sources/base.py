@@ -37,12 +37,14 @@ class RemoteFile:
         version: Text that changes when the bytes do (an ETag as the server writes it, the name of a blob); empty if
             the source states none.
         checksums: Hexadecimal digests that the source states, by the names of `CHECKSUMS`.
+        in_ranges: The source sends any part; False: only all from the start, which is asked for once.
     """
 
     name: str
     nbytes: int
     version: str = ""
     checksums: Mapping[str, str] = field(default_factory=dict)
+    in_ranges: bool = True
 
 
 class Destination(Protocol):

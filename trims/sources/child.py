@@ -8,6 +8,7 @@ then is kept and found again. Credentials come with the environment, and stay he
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -19,7 +20,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, InternalError, LostPeerError, TrimsError
+from trims.core.errors import (
+    BadMessageError,
+    InternalError,
+    LostPeerError,
+    NoSpaceError,
+    TrimsError,
+    is_system_error,
+)
 from trims.image.descriptors import explain_descriptors
 from trims.process import messages
 from trims.process.lifeline import depend_on
@@ -119,8 +127,11 @@ class Fetching:
 
 
 def _as_json(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, OSError):
+    if is_system_error(error):
         error = explain_descriptors(error)
+    if is_system_error(error) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or "where downloads are kept"
+        error = NoSpaceError(f"the disk is full: {where} cannot be written; make room, or keep downloads elsewhere")
     if not isinstance(error, TrimsError):
         log.error("a job failed", exc_info=error)
         error = InternalError(f"{type(error).__name__}: {error}")

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from trims.core.errors import ArtifactError, NotSupportedError
 from trims.manifests.addresses import scheme_of
+from trims.sources.base import CHECKSUMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,9 @@ MOST_BYTES = 4 << 20
 FORMAT = "trims-image"
 VERSION = 1
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_CRC64 = re.compile(r"[0-9a-f]{16}\Z")
+_MOST_BYTES = 1 << 50
+_MOST_COST_S = 1e9
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 _WITH_DESCRIPTIONS = ("http", "https", "s3", "gs", "az", "abfs", "abfss")
 #: Endings of files: an address with one of them names the file itself.
@@ -77,6 +81,12 @@ def address_of(address: str) -> str | None:
     return None if _ENDING.search(path) else f"{address.rstrip('/')}/{NAME}"
 
 
+def is_guess(address: str) -> bool:
+    """Return whether an address may as well be that of a file: a server answers what it likes for a name below one."""
+    path = urlsplit(address).path
+    return scheme_of(address) in ("http", "https") and not path.endswith("/") and path.rpartition("/")[2] != NAME
+
+
 def image_address(address: str, file: str) -> str:
     """Return the address of an image, from that of its model."""
     return f"{str(address_of(address)).rpartition('/')[0]}/{file}"
@@ -95,13 +105,14 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
             f"{where} has the format {raw.get('format_version')!r:.40}, and this trims reads {VERSION}; update trims"
         )
     fields = {name: raw[name] for name in ImageDescription.__dataclass_fields__ if name in raw}
-    wrong = _wrong(fields)
+    wrong = wrong_fields(fields)
     if wrong:
         raise ArtifactError(f"{where} is no description of an image: {wrong}")
     return fields
 
 
-def _wrong(fields: Mapping[str, Any]) -> str:
+def wrong_fields(fields: Mapping[str, Any]) -> str:
+    """Return what is wrong with a description's fields, for people; empty if nothing is."""
     kinds = {"name": str, "key": str, "digest": str, "nbytes": int, "checksums": dict, "file": str, "format": str,
              "recipe": dict, "manifest": dict, "signature": str}  # fmt: skip
     for name, kind in kinds.items():
@@ -111,6 +122,19 @@ def _wrong(fields: Mapping[str, Any]) -> str:
         return "key or digest is no 64 hexadecimal digits"
     if fields["nbytes"] < 1 or not _FILE.match(fields["file"]):
         return "its length or its file is none"
-    if not isinstance(fields["checksums"].get("crc64nvme"), str):
+    if fields["nbytes"] > _MOST_BYTES or not _is_cost(fields.get("cost_s", 0.0)):
+        return "its length or its cost is out of range"
+    if not isinstance(fields["recipe"].get("format"), str):
+        return "its recipe names no format"
+    return _wrong_checksums(fields["checksums"])
+
+
+def _is_cost(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MOST_COST_S  # which no NaN is
+
+
+def _wrong_checksums(stated: Mapping[str, Any]) -> str:
+    if not _CRC64.match(str(stated.get("crc64nvme"))):
         return "it states no crc64nvme"
-    return ""
+    wrong = [name for name, digest in stated.items() if name not in CHECKSUMS or not isinstance(digest, str)]
+    return f"it states a checksum {wrong[0]!r:.40} that is none" if wrong else ""

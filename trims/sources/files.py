@@ -7,6 +7,7 @@ lie beside each other. What is incomplete has a name that no file of an address 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: Folder below a set's own for what is not a file of the address. No address names a file with a blank in front.
 _OWN = " trims"
 _LOOK_AGAIN_S = 0.1
+#: Refusals of a name: too long, or that of a file and of a folder at once.
+_NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY)
 
 
 class Folder:
@@ -44,8 +47,10 @@ class Folder:
         self._own = self.path / _OWN
 
     def find(self, file: RemoteFile) -> Path | None:
-        """See `Destination.find`."""
+        """See `Destination.find`. Of a file without a version or a checksum, nothing here is known to be the same."""
         path = self._path(file)
+        if not (file.version or file.checksums):
+            return None
         try:
             return path if path.stat().st_size == file.nbytes else None
         except OSError:
@@ -66,8 +71,15 @@ class Folder:
     def publish(self, file: RemoteFile, partial: Path) -> Path:
         """See `Destination.publish`."""
         path = self._path(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.rename(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.rename(path)
+        except OSError as error:
+            if error.errno not in _NO_NAME:
+                raise
+            raise ArtifactError(
+                f"its source names a file {file.name!r:.200}, which has no place here: {error}"
+            ) from error
         sync_folder(path.parent)
         return path
 

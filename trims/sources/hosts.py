@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Addresses that look public or private and lead to a cloud's metadata service.
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "fd00:ec2::254", "192.0.0.192")))
 
+#: Prefix of addresses that a gateway translates to those of version 4 (NAT64).
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+
 
 @dataclass(frozen=True)
 class HostPolicy:
@@ -78,8 +81,7 @@ class HostPolicy:
 
     def check(self, host: str, address: str) -> None:
         """Raise AddressRefusedError if the host, at this address, may not be connected to."""
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        ip = getattr(ip, "ipv4_mapped", None) or ip
+        ip = _inner(ipaddress.ip_address(address.partition("%")[0]))
         host = host.lower()
         if host in self.allowed or any(ip in network for network in self.networks):
             return
@@ -93,3 +95,20 @@ class HostPolicy:
                 f"{host} is at the private address {address}, and no operator named it: a redirect, or a manifest "
                 f"from elsewhere, leads there; if that is meant, allow it (`allow_hosts`)"
             )
+
+    def check_number(self, host: str) -> None:
+        """Raise as `check` for a host that is written as an address; nothing for a name."""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return
+        self.check(host, host)
+
+
+def _inner(ip: _Ip) -> _Ip:
+    """Return the address of version 4 that one of version 6 leads to by a translation; else the address itself."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    if ip in _TRANSLATED:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour or ip

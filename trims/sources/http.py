@@ -14,10 +14,9 @@ import re
 import socket
 import ssl
 import threading
-import urllib.request
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import SplitResult, urljoin, urlsplit
+from typing import TYPE_CHECKING, cast
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from trims.core.errors import (
     AddressRefusedError,
@@ -27,6 +26,7 @@ from trims.core.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
+from trims.sources.connections import connection_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from trims.sources.base import Part, RemoteFile
     from trims.sources.hosts import HostPolicy
 
-#: Seconds without a byte after which a server counts as stalled, and for a connection to come about.
+#: Seconds without a byte after which a server counts as stalled.
 STALL_S = 30.0
-CONNECT_S = 10.0
 #: Bytes of an answer that is kept in memory, such as a listing.
 MOST_ANSWER_BYTES = 16 << 20
 _MOST_REDIRECTS = 10
 _MOST_IDLE = 16
 _SKIP_BYTES = 1 << 20
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)\Z")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)\Z")
+#: Letters of an address that are sent as they are; all others are escaped.
+_UNESCAPED = "/?#[]@!$&'()*+,;=%:~"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -170,7 +171,7 @@ class Http:
                 to = response.headers.get("Location")
             if not to:
                 raise ArtifactError(f"{shown(where)} redirects to nowhere")
-            onward = urljoin(where, to)
+            onward = _onward(where, to)
             if target.scheme == "https" and urlsplit(onward).scheme != "https":
                 raise AddressRefusedError(f"{shown(where)} redirects from https to {shown(onward)}; name that itself")
             where = onward
@@ -216,10 +217,14 @@ class Http:
     def _send(
         self, connection: http.client.HTTPConnection, method: str, target: SplitResult, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        path = target.path or "/"
+        path = quote(target.path, safe=_UNESCAPED) or "/"
+        query = f"?{quote(target.query, safe=_UNESCAPED)}" if target.query else ""
         through_proxy = getattr(connection, "absolute", False)
         full = f"{target.scheme}://{target.netloc}{path}" if through_proxy else path
-        connection.request(method, f"{full}?{target.query}" if target.query else full, headers=dict(headers))
+        try:
+            connection.request(method, full + query, headers=dict(headers))
+        except (UnicodeError, http.client.InvalidURL) as error:
+            raise ArtifactError(f"{shown(target.geturl())} is no address of a server: {error}") from error
         return connection.getresponse()
 
     def _take(self, target: SplitResult) -> tuple[http.client.HTTPConnection, bool]:
@@ -231,7 +236,7 @@ class Http:
         return self._connect(target), True
 
     def _connect(self, target: SplitResult) -> http.client.HTTPConnection:
-        made = _Connection.to(target, self._policy, self._stall_s, self._tls)
+        made = connection_to(target, self._policy, self._stall_s, self._tls)
         with self._lock:
             if self._closed:
                 raise SourceUnavailableError("the transfer was stopped")
@@ -251,62 +256,6 @@ class Http:
                 return
             self._used.discard(connection)
         connection.close()
-
-
-class _Connection:
-    """How connections are made: to an address that the policy has checked, or through the environment's proxy."""
-
-    @staticmethod
-    def to(
-        target: SplitResult, policy: HostPolicy, stall_s: float, tls: ssl.SSLContext | None
-    ) -> http.client.HTTPConnection:
-        """Return a connection that is made when the first request is sent."""
-        host = target.hostname or ""
-        proxy = _proxy_for(target)
-        kind: dict[str, Any] = {"timeout": stall_s}
-        secure = target.scheme == "https"
-        if secure:
-            kind["context"] = tls or ssl.create_default_context()
-        end = proxy or (host, target.port or (443 if secure else 80))
-        made = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(*end, **kind)
-        made.blocksize = _SKIP_BYTES
-        if proxy is None:
-            made._create_connection = lambda address, *_: _connected(policy, address, stall_s)  # type: ignore[attr-defined]
-        elif secure:
-            made.set_tunnel(host, target.port or 443)
-        else:
-            made.absolute = True  # type: ignore[attr-defined]
-        return made
-
-
-def _connected(policy: HostPolicy, address: tuple[str, int], stall_s: float) -> socket.socket:
-    """Connect to one of the addresses that the policy has checked. Raises OSError with the last failure."""
-    last: OSError = OSError(f"{address[0]} has no address")
-    for family, where in policy.addresses_of(*address):
-        made = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            made.settimeout(CONNECT_S)
-            made.connect(where)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made.settimeout(stall_s)
-        except OSError as error:
-            made.close()
-            last = error
-        except BaseException:
-            made.close()
-            raise
-        else:
-            return made
-    raise last
-
-
-def _proxy_for(target: SplitResult) -> tuple[str, int] | None:
-    """Return host and port of the proxy that the environment names for a server; None without."""
-    named = urllib.request.getproxies().get(target.scheme)
-    if not named or urllib.request.proxy_bypass(target.netloc):
-        return None
-    proxy = urlsplit(named if "//" in named else f"http://{named}")
-    return (proxy.hostname or "", proxy.port or 80)
 
 
 def check_status(answer: Answer | http.client.HTTPResponse, name: str) -> None:
@@ -349,8 +298,20 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
+def _onward(where: str, to: str) -> str:
+    """Return the address that a redirect leads to. Servers write some of them in UTF-8, which is escaped here."""
+    try:
+        return urljoin(where, quote(to.encode("latin-1"), safe=_UNESCAPED))
+    except ValueError as error:
+        raise ArtifactError(f"{shown(where)} redirects to {to!r:.200}, which is no address: {error}") from error
+
+
 def _checked(url: str) -> SplitResult:
-    target = urlsplit(url)
+    try:
+        target = urlsplit(url)
+        target.port  # noqa: B018 - a number that is none is found here
+    except ValueError as error:
+        raise ArtifactError(f"{url!r:.100} is no address of a server: {error}") from error
     if target.scheme not in ("http", "https") or not target.hostname:
         raise AddressRefusedError(f"{shown(url)} is no address of a server: only http and https are followed")
     return target

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which the end of redirects is asked directly; it may be a signed address, and is asked for again then.
 _REDIRECTED_FOR_S = 300.0
-_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)\Z")
+_LENGTH = re.compile(r"[0-9]{1,18}\Z")
+_TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})\Z")
 #: Headers that state a checksum in base64, and its name here. Those of the standard have several in one.
 _STATED = {
     "x-amz-checksum-crc64nvme": "crc64nvme", "x-amz-checksum-crc32c": "crc32c", "x-amz-checksum-sha256": "sha256",
@@ -74,13 +75,15 @@ def described(answer: Answer, name: str, shown_name: str) -> RemoteFile:
     if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and total is not None and int(total[1]) == 0:
         raise ArtifactError(f"{shown_name} is empty")
     check_status(answer, shown_name)
-    length = total[1] if total is not None else answer.headers.get("Content-Length", "")
-    if not str(length).isdigit():
+    in_ranges = answer.status == HTTPStatus.PARTIAL_CONTENT
+    said = "" if in_ranges else answer.headers.get("Content-Length", "")  # of a part, its length says nothing
+    length = said if total is None else total[1]
+    if not _LENGTH.match(length):
         raise ArtifactError(f"{shown_name}: the server does not say how long it is")
     if int(length) == 0:
         raise ArtifactError(f"{shown_name} is empty")
     version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-    return RemoteFile(name, int(length), version, stated_checksums(answer.headers))
+    return RemoteFile(name, int(length), version, stated_checksums(answer.headers), in_ranges)
 
 
 def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:

@@ -7,8 +7,9 @@ no others. Not covered: messages with the daemon (`child`).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from trims.core.errors import (
     ArtifactNotFoundError,
     DigestMismatchError,
     LostPeerError,
+    SourceRefusedError,
     SourceUnavailableError,
 )
 from trims.core.units import format_bytes
@@ -33,16 +35,21 @@ from trims.sources.settings import SourceSettings
 from trims.sources.transfer import Moved, Transfer, Work, pause, stated_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from trims.sources.base import Destination, Opened, RemoteFile
     from trims.sources.hosts import HostPolicy
     from trims.sources.limits import Limits
 
+    #: Path of a file, and its checksums that were found.
+    _Result = tuple[Path, dict[str, str]]
+
 #: Files of so many bytes are fetched several at a time, each over one connection.
 _SMALL_BYTES = 4 << 20
 _SMALL_AT_ONCE = 4
+_SHOWN_NAMES = 5
 #: Looks at an address whose source says that it is busy.
 _LOOKS = 5
 
@@ -80,10 +87,13 @@ class Job:
     _open: list[Opened] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def moved(self) -> dict[str, int]:
+    def moved(self) -> dict[str, Any]:
         """Return how far it is, as a message says it."""
         moved = self.work.moved
-        return {"moved": moved.done_bytes, "fetched": moved.fetched_bytes, "total": moved.total_bytes}
+        return {
+            "moved": moved.done_bytes, "fetched": moved.fetched_bytes, "total": moved.total_bytes,
+            "trouble": self.work.trouble,
+        }  # fmt: skip
 
     def run(self) -> dict[str, Any]:
         """Do it; return the answer. Raises TrimsError, OSError."""
@@ -119,6 +129,19 @@ class Job:
             raise LostPeerError("the transfer was stopped")
         return opened
 
+    def read(self, address: str, most_bytes: int) -> bytes:
+        """Return a small file. Raises ArtifactError for one that is larger, and as `Opened.fill`."""
+        opened = self.open(address)
+        file = opened.files[0]
+        if file.nbytes > most_bytes:
+            raise ArtifactError(
+                f"{address} has {format_bytes(file.nbytes)}; at most {format_bytes(most_bytes)} are read"
+            )
+        room = bytearray(file.nbytes)
+        for _ in opened.fill(file, [(0, memoryview(room))]):
+            pass
+        return bytes(room)
+
     def _sleep(self, seconds: float) -> None:
         if self.work.stop.wait(seconds):
             raise LostPeerError("the transfer was stopped")
@@ -151,16 +174,16 @@ def _descriptor(job: Job) -> dict[str, Any] | None:
     if where is None:
         return None
     try:
-        opened = job.open(where)
+        data = job.read(where, descriptor.MOST_BYTES)
     except ArtifactNotFoundError:
         return None
-    file = opened.files[0]
-    if file.nbytes > descriptor.MOST_BYTES:
-        raise ArtifactError(f"{where} has {format_bytes(file.nbytes)}: it is no description of an image")
-    room = bytearray(file.nbytes)
-    for _ in opened.fill(file, [(0, memoryview(room))]):
-        pass
-    return {"image": descriptor.parse(bytes(room), where)}
+    except (ArtifactError, SourceRefusedError):
+        if descriptor.is_guess(address):  # a server's way to say that nothing is there
+            return None
+        raise
+    if descriptor.is_guess(address) and descriptor.FORMAT.encode() not in data:
+        return None
+    return {"image": descriptor.parse(data, where)}
 
 
 def _fetch(job: Job) -> dict[str, Any]:
@@ -172,12 +195,14 @@ def _fetch(job: Job) -> dict[str, Any]:
         return _fetch_files(job)
     except ArtifactChangedError:  # it was replaced while it was fetched: what lies there now is what is wanted
         job.work.moved = Moved(fetched_bytes=job.work.moved.fetched_bytes)
+        job.work.failed.clear()
         return _fetch_files(job)
 
 
 def _fetch_files(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
+    _check_names(opened.files, expected, job)
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
     destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files)
     job.work.moved.total_bytes = sum(file.nbytes for file in files)
@@ -195,35 +220,48 @@ def _fetch_all(
     files: Sequence[RemoteFile],
     destination: Destination,
     expected: Mapping[str, Mapping[str, Any]],
-) -> dict[str, tuple[Path, dict[str, str]]]:
-    def one(file: RemoteFile) -> tuple[Path, dict[str, str]]:
+) -> dict[str, _Result]:
+    def one(file: RemoteFile) -> _Result:
         return _fetch_one(job, opened, file, destination, expected.get(file.name) or {})
 
     small = [file for file in files if file.nbytes <= _SMALL_BYTES]
     with ThreadPoolExecutor(_SMALL_AT_ONCE, thread_name_prefix="trims-small") as pool:
-        done = dict(zip([file.name for file in small], pool.map(one, small), strict=True))
+        coming = {file.name: pool.submit(one, file) for file in small}
+        _, left = wait(coming.values(), return_when=FIRST_EXCEPTION)
+        if left:
+            job.work.failed.set()
+            for each in left:
+                each.cancel()
+    done = _results(coming)
     for file in files:
         if file.name not in done:
             done[file.name] = one(file)
     return done
 
 
+def _results(coming: Mapping[str, Future[_Result]]) -> dict[str, _Result]:
+    """Return what came of each. Raises the error that the others ended for, if one failed."""
+    errors = [error for each in coming.values() if not each.cancelled() and (error := each.exception()) is not None]
+    if errors:
+        raise next((each for each in errors if type(each) is not LostPeerError), errors[0])
+    return {name: each.result() for name, each in coming.items()}
+
+
 def _fetch_one(
     job: Job, opened: Opened, file: RemoteFile, destination: Destination, expected: Mapping[str, Any]
-) -> tuple[Path, dict[str, str]]:
+) -> _Result:
     """Fetch one file, unless it is there. Return its path, and the checksums that were found."""
     with destination.lock(file, job.wanted):
         there = destination.find(file)
+        before: Mapping[str, str] = expected.get("checksums", {})
         if there is not None:
+            found = _proven(file, there, before, job)
             _moved(job.work, file.nbytes)
-            return there, {}
+            return there, found
         path = destination.partial(file)
-        also = checksums.COMBINED & {*file.checksums, *expected.get("checksums", {})}
         try:
-            with partial.on_disk(path, file, also, lambda nbytes: _moved(job.work, nbytes)) as data:
-                digests = {"blake3", *stated_digests(file, expected.get("checksums", {}))}
-                found = Transfer(opened, file, data, job.around.limits, job.work).run(digests)
-            checksums.compare(file.name, expected.get("checksums", {}), found, "trims.lock has since it was first seen")
+            found = _transferred(job, opened, file, path, before)
+            checksums.compare(file.name, before, found, "trims.lock has since it was first seen")
         except (DigestMismatchError, ArtifactChangedError):
             partial.remove(path)  # of wrong bytes nothing can be used
             raise
@@ -232,17 +270,51 @@ def _fetch_one(
         return published, found
 
 
+def _transferred(job: Job, opened: Opened, file: RemoteFile, path: Path, before: Mapping[str, str]) -> dict[str, str]:
+    """Bring a file's bytes to a path. Return the checksums that were found."""
+    if not file.nbytes:
+        path.write_bytes(b"")
+        found = {name: checksums.hasher(name, 0).hexdigest() for name in {"blake3", *stated_digests(file, before)}}
+        checksums.compare(file.name, file.checksums, found, "its source states")
+        return found
+    also = checksums.COMBINED & {*file.checksums, *before}
+    with partial.on_disk(path, file, also, lambda nbytes: _moved(job.work, nbytes)) as data:
+        digests = {"blake3", *stated_digests(file, before)}
+        return Transfer(opened, file, data, job.around.limits, job.work).run(digests)
+
+
+def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -> dict[str, str]:
+    """Return the checksums of a file that is there already; none where those that its source states prove it.
+
+    Raises DigestMismatchError if it is not as it was when it was first seen.
+    """
+    if file.checksums and (not before or file.checksums.keys() & before.keys()):
+        return {}
+    hashers = {name: checksums.hasher(name, file.nbytes) for name in {"blake3", *stated_digests(file, before)}}
+    room = memoryview(bytearray(partial.PIECE_BYTES))
+    with path.open("rb", buffering=0) as data:
+        while nbytes := data.readinto(room):
+            for each in hashers.values():
+                each.update(room[:nbytes])
+            if not job.wanted():
+                raise LostPeerError("the transfer was stopped; what has come is kept")
+    found = {name: each.hexdigest() for name, each in hashers.items()}
+    checksums.compare(file.name, before, found, "trims.lock has since it was first seen")
+    return found
+
+
 def _image(job: Job) -> dict[str, Any]:
-    """Fetch an image into memory that came with the order."""
-    order, fd = job.order, job.fds[0]
+    """Fetch an image into memory that came with the order, and with a journal for the next process if this one dies."""
+    order, (fd, journal) = job.order, job.fds
     opened = job.open(order["address"])
     file = replace(opened.files[0], checksums={**opened.files[0].checksums, **order["checksums"]})
     if file.nbytes != order["nbytes"]:
         raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
     also = checksums.COMBINED & set(file.checksums)
-    data = partial.Partial(fd, file.nbytes, also=also)
+    data = partial.Partial(fd, file.nbytes, journal, also)
     job.work.moved.total_bytes = file.nbytes
     try:
+        _moved(job.work, data.resume(os.pread(journal, os.fstat(journal).st_size, 0)))
         found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
     finally:
         data.close()
@@ -291,6 +363,26 @@ def _moved_to(work: Work, done_bytes: int) -> None:
 def _moved(work: Work, nbytes: int) -> None:
     with work.lock:
         work.moved.done_bytes += nbytes
+
+
+def _check_names(files: Sequence[RemoteFile], expected: Mapping[str, Mapping[str, Any]], job: Job) -> None:
+    """Raise DigestMismatchError for files that were not there when the address was first seen, or are missing now."""
+    listed = {name for name, each in expected.items() if each["nbytes"] is not None}
+    now = {file.name for file in files}
+    if listed and listed != now:
+        raise DigestMismatchError(
+            f"{job.order['shown']} holds {_names(now - listed)} and lacks {_names(listed - now)}, unlike when it was "
+            "first seen; if the change is meant, accept it (`trims pull --update`)"
+        )
+    missing = expected.keys() - now
+    if missing:
+        raise ArtifactNotFoundError(f"{job.order['shown']} lacks {_names(missing)}, for which digests are stated")
+
+
+def _names(names: Collection[str]) -> str:
+    shown = ", ".join(f"{name!r:.100}" for name in sorted(names)[:_SHOWN_NAMES])
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{shown}{more}" or "no other file"
 
 
 def _check_expected(file: RemoteFile, expected: Mapping[str, Any] | None, job: Job) -> RemoteFile:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 JOURNAL = ".journal"
 _RECORD = struct.Struct("<IQ")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORMAT = 1
 
 
@@ -84,7 +85,17 @@ class Partial:
             for name, value in found.items():
                 self._sums[name][piece] = value
             if self._journal is not None:
-                os.write(self._journal, _RECORD.pack(piece, found["crc64nvme"]))
+                self._note(self._journal, _RECORD.pack(piece, found["crc64nvme"]))
+
+    def _note(self, journal: int, record: bytes) -> None:
+        """Write a record. Where the disk has no room for it, no more are written: a resume fetches those pieces."""
+        try:
+            if os.write(journal, record) == len(record):
+                return
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        self._journal = None
 
     def prefault(self, piece: int, pieces: int) -> None:
         """Have the kernel give the pages of some pieces at once, where it can: a page at a time costs more."""
@@ -145,9 +156,13 @@ def on_disk(path: Path, file: RemoteFile, also: Collection[str], resumed: Callab
             _allocate(data, file.nbytes, path)
             os.write(journal, about)
             before = b""
+        records = before[len(about) :]
+        torn = len(records) % _RECORD.size
+        if torn:  # by a crash: what is written next must begin where a record does
+            os.ftruncate(journal, len(before) - torn)
         partial = Partial(data, file.nbytes, journal, also)
         stack.callback(partial.close)
-        resumed(partial.resume(before[len(about) :]) if before else 0)
+        resumed(partial.resume(records))
         yield partial
         if partial.complete:
             os.fsync(data)
@@ -186,12 +201,15 @@ def _allocate(fd: int, nbytes: int, path: Path) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.ftruncate(fd, 0)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            free = os.statvfs(path.parent)
-            room = free.f_bavail * free.f_frsize
-            raise NoSpaceError(
-                f"{format_bytes(nbytes)} do not fit at {path.parent}, where {format_bytes(room)} are free; make room, "
-                "or keep downloads elsewhere",
-                room,
-            ) from error
+        if error.errno in _FULL:
+            raise full(path.parent, f"{format_bytes(nbytes)} do not fit") from error
         raise
+
+
+def full(folder: Path, what: str) -> NoSpaceError:
+    """Return the error of a disk that is full: `what` does not fit in a folder."""
+    free = os.statvfs(folder)
+    room = free.f_bavail * free.f_frsize
+    return NoSpaceError(
+        f"{what} at {folder}, where {format_bytes(room)} are free; make room, or keep downloads elsewhere", room
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -55,14 +56,18 @@ class Moved:
 
 @dataclass(slots=True)
 class Work:
-    """What one transfer shares between its connections.
+    """What the transfers of one job share.
 
     Attributes:
-        stop: Set when it is to end; `why` says the reason.
+        stop: Set when all is to end.
+        failed: Set when a part has failed for good: the others end.
+        trouble: Why nothing comes at the moment, for people; empty while bytes come.
     """
 
     moved: Moved
     stop: threading.Event = field(default_factory=threading.Event)
+    failed: threading.Event = field(default_factory=threading.Event)
+    trouble: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved_at_s: float = field(default_factory=time.monotonic)
 
@@ -81,10 +86,8 @@ class Transfer:
     def __init__(self, opened: Opened, file: RemoteFile, partial: Partial, limits: Limits, work: Work) -> None:
         self._opened, self._file, self._partial, self._limits = opened, file, partial, limits
         self._work = work
-        self._left = _runs(partial.missing())
+        self._left = _runs(partial.missing(), _RUN_PIECES if file.in_ranges else partial.pieces)
         self._in_order: InOrder | None = None
-        #: Set when one connection has failed for good: the others end.
-        self._failed = threading.Event()
 
     def run(self, digests: Iterable[str] = ()) -> dict[str, str]:
         """Fetch what is missing. Return the file's checksums in hex: those that combine, and `digests`.
@@ -113,12 +116,12 @@ class Transfer:
         pieces = sum(map(len, self._left))
         if not pieces:
             return
-        connections = min(self._limits.each, -(-pieces // _LEAST_RUN_PIECES))
+        connections = min(self._limits.each, -(-pieces // _LEAST_RUN_PIECES)) if self._file.in_ranges else 1
         with ThreadPoolExecutor(connections, thread_name_prefix="trims-fetch") as pool:
             busy = [pool.submit(self._fetch_runs, connections) for _ in range(connections)]
             done, _ = wait(busy, return_when=FIRST_EXCEPTION)
             if any(each.exception() for each in done):
-                self._failed.set()
+                self._work.failed.set()
                 self._opened.close()
             errors = [error for each in busy if (error := each.exception()) is not None]
         if errors:  # those that were only stopped say nothing
@@ -133,6 +136,8 @@ class Transfer:
             if not self._left:
                 return None
             first = self._left.pop()
+            if not self._file.in_ranges:
+                return first
             share = max(_LEAST_RUN_PIECES, sum(map(len, [first, *self._left])) // (2 * connections))
             if len(first) > share:
                 self._left.append(first[share:])
@@ -140,24 +145,31 @@ class Transfer:
 
     def _fetch_run(self, run: range) -> None:
         """Fill some adjoining pieces, with as many requests as it takes."""
-        left = list(run)
+        left, asked_at_s = deque(run), list[float]()
+
+        def is_given_up(state: tenacity.RetryCallState) -> bool:
+            del state
+            silent_since_s = max(self._work.moved_at_s, *asked_at_s)  # waiting for a connection is no silence
+            return time.monotonic() - silent_since_s > self._limits.patience_s
+
         for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(SourceUnavailableError),
-            wait=pause, stop=self._is_given_up, sleep=self._sleep, reraise=True,
+            retry=tenacity.retry_if_exception_type(SourceUnavailableError), wait=pause, stop=is_given_up,
+            before_sleep=self._note_trouble, sleep=self._sleep, reraise=True,
         ):  # fmt: skip
             with attempt, self._slot():
+                asked_at_s = asked_at_s or [time.monotonic()]
                 self._ask(left)
 
-    def _ask(self, left: list[int]) -> None:
+    def _ask(self, left: deque[int]) -> None:
         """Ask for adjoining pieces at once; those that have come are taken from `left`."""
         partial = self._partial
-        partial.prefault(left[0], len(left))
+        partial.prefault(left[0], min(len(left), _RUN_PIECES))
         with contextlib.ExitStack() as rooms:
             parts: list[Part] = [(piece * PIECE_BYTES, rooms.enter_context(partial.room(piece))) for piece in left]
             filling = self._opened.fill(self._file, parts)
             with contextlib.closing(filling):  # type: ignore[type-var] # of a plug-in it may be any iterator
                 for _ in filling:
-                    self._came(left.pop(0))
+                    self._came(left.popleft())
 
     def _came(self, piece: int) -> None:
         partial, work = self._partial, self._work
@@ -166,23 +178,22 @@ class Transfer:
         with work.lock:
             work.moved.done_bytes += nbytes
             work.moved.fetched_bytes += nbytes
-            work.moved_at_s = time.monotonic()
+            work.moved_at_s, work.trouble = time.monotonic(), ""
         if self._in_order is not None:
             self._in_order.woken()
         self._sleep(self._limits.bandwidth.pause_s(nbytes))
 
     def _sleep(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
-        while not (self._work.stop.is_set() or self._failed.is_set()):
+        while not (self._work.stop.is_set() or self._work.failed.is_set()):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return
             self._work.stop.wait(min(left_s, _LOOK_S))
         raise LostPeerError("the transfer was stopped; what has come is kept")
 
-    def _is_given_up(self, state: tenacity.RetryCallState) -> bool:
-        del state
-        return time.monotonic() - self._work.moved_at_s > self._limits.patience_s
+    def _note_trouble(self, state: tenacity.RetryCallState) -> None:
+        self._work.trouble = str(state.outcome.exception()) if state.outcome is not None else ""
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:
@@ -203,11 +214,11 @@ def pause(state: tenacity.RetryCallState) -> float:
     return grown_s if asked_s is None else min(max(asked_s, grown_s), 10 * _MOST_PAUSE_S)
 
 
-def _runs(pieces: list[int]) -> list[range]:
-    """Group pieces into runs of adjoining ones, the first run last."""
+def _runs(pieces: list[int], most: int) -> list[range]:
+    """Group pieces into runs of adjoining ones, `most` pieces at most in each; the first run last."""
     runs: list[range] = []
     for piece in pieces:
-        if runs and runs[-1].stop == piece and len(runs[-1]) < _RUN_PIECES:
+        if runs and runs[-1].stop == piece and len(runs[-1]) < most:
             runs[-1] = range(runs[-1].start, piece + 1)
         else:
             runs.append(range(piece, piece + 1))

@@ -252,17 +252,18 @@ def test_two_who_fetch_one_address_fetch_it_once(fetcher: Fetcher, server: FileS
 
 def test_an_image_is_fetched_into_memory_that_is_given(fetcher: Fetcher, server: FileServer) -> None:
     server.serve("/m.bin", DATA)
-    fd = os.memfd_create("image")
+    fd, journal = os.memfd_create("image"), os.memfd_create("journal")
     try:
         os.ftruncate(fd, len(DATA))
         order = {"address": f"{server.url}/m.bin", "named": True, "nbytes": len(DATA), "checksums": {}}
-        found = fetcher.do("image", order, fds=[fd])["found"]
+        found = fetcher.do("image", order, fds=[fd, journal])["found"]
         assert os.pread(fd, len(DATA), 0) == DATA
         with pytest.raises(DigestMismatchError):
-            fetcher.do("image", {**order, "checksums": {"crc64nvme": "0" * 16}}, fds=[fd])
-        assert fetcher.do("image", {**order, "checksums": found}, fds=[fd])["found"] == found
+            fetcher.do("image", {**order, "checksums": {"crc64nvme": "0" * 16}}, fds=[fd, journal])
+        assert fetcher.do("image", {**order, "checksums": found}, fds=[fd, journal])["found"] == found
     finally:
         os.close(fd)
+        os.close(journal)
 
 
 def test_a_fetcher_that_was_closed_takes_no_jobs(fetcher: Fetcher) -> None:
