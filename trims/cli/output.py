@@ -157,10 +157,17 @@ def say_devices(devices: Iterable[Device]) -> None:
 def say_transfers(transfers: Iterable[Transfer]) -> None:
     """Print what is being fetched and pushed, a line each."""
     for each in transfers:
-        share = f"{each.done_bytes / each.total_bytes:.0%} of {format_bytes(each.total_bytes)}"
-        left = "" if each.left_s is None else f", {format_seconds(each.left_s)} left"
-        far = f"{share}, {format_bytes(round(each.bytes_per_s))}/s{left}" if each.total_bytes else "looking"
-        say(f"{_TRANSFERS[each.what]} {each.address}: {far}")
+        say(f"{_TRANSFERS[each.what]} {each.address}: {_how_far(each)}")
+
+
+def _how_far(transfer: Transfer) -> str:
+    if not transfer.total_bytes:
+        return "looking"
+    share = f"{transfer.done_bytes / transfer.total_bytes:.0%} of {format_bytes(transfer.total_bytes)}"
+    if transfer.trouble:
+        return f"{share}, waiting: {transfer.trouble}"
+    left = "" if transfer.left_s is None else f", {format_seconds(transfer.left_s)} left"
+    return f"{share}, {format_bytes(round(transfer.bytes_per_s))}/s{left}"
 
 
 _TRANSFERS = {"look": "looking at", "fetch": "fetching", "image": "fetching", "push": "pushing to"}

@@ -306,6 +306,7 @@ class Transfer:
         fetched_bytes: Over the network, by this transfer.
         bytes_per_s: Lately.
         left_s: Seconds until the end at this rate; None if that is unknown.
+        trouble: Why nothing comes at the moment; empty while bytes come.
     """
 
     address: str
@@ -315,6 +316,7 @@ class Transfer:
     bytes_per_s: float
     left_s: float | None
     what: str
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

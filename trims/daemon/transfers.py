@@ -85,19 +85,21 @@ class Transfers:
         uri = self._registry.get(name).artifact.uri
         if uri is None:
             raise CallerError(f"{name} is not fetched from anywhere: its manifest names no address (`artifact.uri`)")
-        if update:
-            self._sources.remote.forget(uri)
-            self._store.manifest_changed(name)
-        pulling = Pulling(Pending())
-        threading.Thread(target=self._pull, args=(pulling, name, uri), name="trims-pull", daemon=True).start()
+        pulling, work = Pulling(Pending()), (name, uri, update)
+        threading.Thread(target=self._pull, args=(pulling, *work), name="trims-pull", daemon=True).start()
         return pulling
 
-    def _pull(self, pulling: Pulling, name: str, uri: str) -> None:
+    def _pull(self, pulling: Pulling, name: str, uri: str, update: bool) -> None:
         try:
-            manifest = self._registry.get(name)
-            found = self._sources.remote.here(uri) or self._sources.remote.fetch(
-                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=lambda: not pulling.stop.is_set()
-            )
+            manifest, remote = self._registry.get(name), self._sources.remote
+            origin, stated = manifest.origin, manifest.artifact.sha256
+            found = None if update else remote.here(uri, origin=origin, stated=stated)
+            if found is None:
+                found = remote.fetch(
+                    uri, origin=origin, stated=stated, update=update, wanted=lambda: not pulling.stop.is_set()
+                )
+            if update:
+                self._store.manifest_changed(name)
             if found.image is not None:
                 self._take_fields(name, found.image)
         except TrimsError as error:
@@ -112,7 +114,7 @@ class Transfers:
     def _take_fields(self, name: str, image: ImageDescription) -> None:
         """Take over what a pushed image says of its model, where the manifest here says nothing."""
         manifest, raw = self._registry.get(name), self._registry.raw(name)
-        fields = foreign_fields(image.manifest, str(manifest.artifact.uri))
+        fields = foreign_fields(image.manifest, str(manifest.artifact.uri), manifest.origin)
         more = {field: value for field, value in fields.items() if field not in raw}
         if more:
             self._registry.put({**raw, **more}, manifest.origin, replace=True)

@@ -158,6 +158,7 @@ def transfer(running: Running) -> pb.Transfer:
     return pb.Transfer(
         address=running.address, what=running.what, done_bytes=moved.done_bytes, total_bytes=moved.total_bytes,
         fetched_bytes=moved.fetched_bytes, bytes_per_s=running.rate, left_s=running.left_s,
+        trouble=moved.trouble,
     )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ def check_address(text: str) -> str:
         raise CallerError(f"{text!r:.200} is no address: it has blanks or unprintable letters, or is longer than 2048")
     try:
         parts = urlsplit(text)
+        if scheme in ("http", "https"):
+            parts.port  # noqa: B018 - a number that is none is found here
     except ValueError as error:
         raise CallerError(f"{text!r:.200} is no address: {error}") from error
     if not parts.netloc:
@@ -65,18 +67,24 @@ def local_artifact(text: str) -> Mapping[str, Any] | None:
     Raises CallerError for one that is malformed.
     """
     scheme = scheme_of(text)
-    if scheme == "file":
-        return {"path": _path(text)}
-    if scheme == "pkg":
-        return {"package": _package(text)}
-    return {"builder": _builder(text)} if scheme == "build" else None
+    try:
+        if scheme == "file":
+            return {"path": _path(text)}
+        if scheme == "pkg":
+            return {"package": _package(text)}
+        return {"builder": _builder(text)} if scheme == "build" else None
+    except ValueError as error:
+        raise CallerError(f"{text!r:.200} is no address: {error}") from error
 
 
 def _path(text: str) -> str:
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query:
         raise CallerError(f"{text!r:.200} is no file of this machine; write file:///folder/file")
-    return unquote(parts.path)
+    path = unquote(parts.path)
+    if "\0" in path:
+        raise CallerError(f"{text!r:.200} is no file of this machine: its path has a zero byte")
+    return path
 
 
 def _package(text: str) -> dict[str, str]:

@@ -26,19 +26,20 @@ FIELDS = (
 _PROSE = ("description", "license", "attributes")
 
 
-def foreign_fields(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+def foreign_fields(raw: Mapping[str, Any], where: str, origin: str = "") -> dict[str, Any]:
     """Return the fields of a manifest from elsewhere that count here.
 
     Args:
         raw: The manifest.
         where: Its address, for errors.
+        origin: Folder that relative paths begin at here: a field that names a file there leads to this machine's files.
 
     Raises AddressRefusedError naming the field that leads to this machine's files, to a host, or to code.
     """
     taken = {name: raw[name] for name in FIELDS if name in raw}
     for name, value in taken.items():
         for path, text in _texts(value, name) if name not in _PROSE else ():
-            wrong = _wrong(text)
+            wrong = _wrong(text) or ("a file of this machine" if _is_file(origin, text) else "")
             if wrong:
                 raise AddressRefusedError(
                     f"the manifest at {where} names {wrong} ({path}: {text!r:.100}), which one from elsewhere may not; "
@@ -57,7 +58,7 @@ def portable_fields(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any]
     taken, left = {}, []
     for name in (each for each in FIELDS if each in raw):
         texts = [text for _, text in _texts(raw[name], name)] if name not in _PROSE else []
-        if any(_wrong(text) or (origin and Path(origin, text).is_file()) for text in texts):
+        if any(_wrong(text) or _is_file(origin, text) for text in texts):
             left.append(name)
         else:
             taken[name] = raw[name]
@@ -76,6 +77,13 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _texts(each, f"{path}[{index}]")
+
+
+def _is_file(origin: str, text: str) -> bool:
+    try:
+        return bool(origin) and Path(origin, text).is_file()
+    except (OSError, ValueError):  # too long for a name, or not to be looked at
+        return False
 
 
 def _wrong(text: str) -> str:

@@ -8,7 +8,6 @@ then is kept and found again. Credentials come with the environment, and stay he
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ from trims.core.errors import (
 from trims.image.descriptors import explain_descriptors
 from trims.process import messages
 from trims.process.lifeline import depend_on
+from trims.sources.files import is_full
 from trims.sources.hosts import HostPolicy
 from trims.sources.jobs import Job, Surroundings
 from trims.sources.limits import Limits
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Without a job for so long, the memory of a process is worth more than its start.
 IDLE_S = 60.0
+#: Bytes of an order about all files of an address, at most.
+_MOST_MESSAGE_BYTES = 16 << 20
 #: Seconds between two reports of progress of one job.
 _REPORT_S = 0.1
 
@@ -62,7 +64,7 @@ class Fetching:
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
         #: Progress of each job as it was reported last.
-        self._reported: dict[int, dict[str, int]] = {}
+        self._reported: dict[int, dict[str, Any]] = {}
         self._reporter = Reporter()
 
     def serve(self) -> None:
@@ -76,7 +78,7 @@ class Fetching:
                         break
                     self._report()
                     continue
-                received = messages.receive(self._connection, long_bytes=1 << 20)
+                received = messages.receive(self._connection, long_bytes=_MOST_MESSAGE_BYTES)
                 if received is None:
                     break
                 self._begin(*received)
@@ -129,7 +131,7 @@ class Fetching:
 def _as_json(error: BaseException) -> dict[str, Any]:
     if is_system_error(error):
         error = explain_descriptors(error)
-    if is_system_error(error) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_system_error(error) and is_full(error):
         where = error.filename or "where downloads are kept"
         error = NoSpaceError(f"the disk is full: {where} cannot be written; make room, or keep downloads elsewhere")
     if not isinstance(error, TrimsError):

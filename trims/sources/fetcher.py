@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 log = logging.getLogger(__name__)
+#: Bytes of a message about all files of an address, at most.
+MOST_MESSAGE_BYTES = 16 << 20
 #: Seconds between two looks at whether a job is still wanted.
 _LOOK_S = 0.1
 #: Ends of processes that one job outlives without any byte moved between them.
@@ -69,11 +71,16 @@ class FetchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of a job: there by now, read from the source, and in all (0 while that is unknown)."""
+    """Bytes of a job: there by now, read from the source, and in all (0 while that is unknown).
+
+    Attributes:
+        trouble: Why nothing comes at the moment, for people; empty while bytes come.
+    """
 
     done_bytes: int = 0
     fetched_bytes: int = 0
     total_bytes: int = 0
+    trouble: str = ""
 
 
 @dataclass
@@ -83,29 +90,36 @@ class Running:
     Attributes:
         address: Without secrets.
         what: `look`, `fetch`, `image` or `push`.
-        rate: Bytes a second, lately.
+        clock: Monotonic seconds.
     """
 
     address: str
     what: str
     moved: Moved = field(default_factory=Moved)
-    rate: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    _rate: float = 0.0
     _seen: tuple[float, int] = (0.0, 0)
 
     def tell(self, moved: Moved) -> None:
         """Note progress."""
-        now_s = time.monotonic()
+        now_s = self.clock()
         before_s, before = self._seen
         if before_s and now_s > before_s:
             weight = min(1.0, (now_s - before_s) / _SMOOTHING_S)
-            self.rate += weight * ((moved.fetched_bytes - before) / (now_s - before_s) - self.rate)
+            self._rate += weight * ((moved.fetched_bytes - before) / (now_s - before_s) - self._rate)
         self._seen, self.moved = (now_s, moved.fetched_bytes), moved
+
+    @property
+    def rate(self) -> float:
+        """Return the bytes a second, lately; 0 once nothing has come for a while."""
+        is_silent = self.clock() - self._seen[0] > _SMOOTHING_S or bool(self.moved.trouble)
+        return 0.0 if is_silent else self._rate
 
     @property
     def left_s(self) -> float | None:
         """Return the seconds that are left at this rate; None while that is unknown."""
-        left = self.moved.total_bytes - self.moved.done_bytes
-        return left / self.rate if self.rate > 0 and self.moved.total_bytes else None
+        left, rate = self.moved.total_bytes - self.moved.done_bytes, self.rate
+        return left / rate if rate > 0 and self.moved.total_bytes else None
 
 
 class _EndedError(Exception):
@@ -180,20 +194,20 @@ class Fetcher:
         on_moved: Callable[[Moved], None],
     ) -> dict[str, Any]:
         """Have a job done, by one process after the other if need be."""
-        ends, before = 0, -1
+        ends, before, fetched_before = 0, -1, 0
         while True:
             moved = Moved()
 
-            def tell(now: Moved) -> None:
+            def tell(now: Moved, earlier: int = fetched_before) -> None:
                 nonlocal moved
-                moved = now
-                on_moved(now)
+                moved = replace(now, fetched_bytes=earlier + now.fetched_bytes)
+                on_moved(moved)
 
             try:
                 return self._taken().do(message, fds, wanted, tell)
             except _EndedError as error:
                 ends = ends + 1 if moved.done_bytes <= before else 1
-                before = max(before, moved.done_bytes)
+                before, fetched_before = max(before, moved.done_bytes), max(fetched_before, moved.fetched_bytes)
                 if self._closed or ends >= _MOST_ENDS:
                     raise SourceUnavailableError(f"{message['shown']}: {error}; what was fetched is kept") from error
                 log.warning("%s; its jobs go on in another one", error)
@@ -292,7 +306,7 @@ class _Process:
                 stopped_at_s = time.monotonic()
                 self._send({"do": "stop", "id": number})
             if "moved" in answer:
-                tell(Moved(answer["moved"], answer["fetched"], answer["total"]))
+                tell(Moved(answer["moved"], answer["fetched"], answer["total"], answer["trouble"]))
             if stopped_at_s is not None and ("error" in answer or time.monotonic() - stopped_at_s > _STOP_S):
                 raise DeadlineError("the transfer was stopped: no request waits for it any more; what has come is kept")
             if "done" in answer:
@@ -312,7 +326,7 @@ class _Process:
     def _read(self) -> None:
         """Hand each message to the job it is for, until the process ends; then reap it."""
         with contextlib.suppress(BadMessageError, OSError):
-            while (received := messages.receive(self._child.socket, long_bytes=4 << 20)) is not None:
+            while (received := messages.receive(self._child.socket, long_bytes=MOST_MESSAGE_BYTES)) is not None:
                 message = received[0]
                 with self._lock:
                     answers = self._answers.get(message["id"])

@@ -15,7 +15,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError, DeadlineError
+from trims.core.errors import ArtifactError, DeadlineError, NoSpaceError
+from trims.core.units import format_bytes
 from trims.manifests.fields import check_inside
 
 if TYPE_CHECKING:
@@ -101,19 +102,36 @@ class Folder:
 @contextlib.contextmanager
 def exclusive(path: Path, wanted: Callable[[], bool]) -> Iterator[None]:
     """Hold the lock of a file for a block, as `flock` has it. Raises DeadlineError once `wanted()` is false."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(fd, path, wanted)
+            if _is_still(fd, path):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int, path: Path, wanted: Callable[[], bool]) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wanted():
+                raise DeadlineError(f"another process writes {path.stem}, and has not ended in time") from None
+            time.sleep(_LOOK_AGAIN_S)
+        else:
+            return
+
+
+def _is_still(fd: int, path: Path) -> bool:
+    """Return whether an open file still has its name: its folder may have been removed while it was waited for."""
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not wanted():
-                    raise DeadlineError(f"another process writes {path.stem}, and has not ended in time") from None
-                time.sleep(_LOOK_AGAIN_S)
-        yield
-    finally:
-        os.close(fd)
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:
@@ -123,3 +141,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that a disk has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def full(folder: Path, what: str) -> NoSpaceError:
+    """Return the error of a disk that is full: `what` does not fit in a folder."""
+    free = os.statvfs(folder)
+    room = free.f_bavail * free.f_frsize
+    return NoSpaceError(
+        f"{what} at {folder}, where {format_bytes(room)} are free; make room, or keep downloads elsewhere", room
+    )

@@ -288,17 +288,20 @@ def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -
 
     Raises DigestMismatchError if it is not as it was when it was first seen.
     """
-    if file.checksums and (not before or file.checksums.keys() & before.keys()):
+    if file.checksums and before.keys() <= file.checksums.keys():
         return {}
     hashers = {name: checksums.hasher(name, file.nbytes) for name in {"blake3", *stated_digests(file, before)}}
-    room = memoryview(bytearray(partial.PIECE_BYTES))
+    sums: dict[str, list[tuple[int, int]]] = {name: [] for name in checksums.COMBINED & before.keys()}
     with path.open("rb", buffering=0) as data:
-        while nbytes := data.readinto(room):
+        while piece := data.read(partial.PIECE_BYTES):
             for each in hashers.values():
-                each.update(room[:nbytes])
+                each.update(piece)
+            for name, some in sums.items():
+                some.append((checksums.of_piece(name, memoryview(piece)), len(piece)))
             if not job.wanted():
                 raise LostPeerError("the transfer was stopped; what has come is kept")
     found = {name: each.hexdigest() for name, each in hashers.items()}
+    found |= {name: checksums.combined(name, some) for name, some in sums.items()}
     checksums.compare(file.name, before, found, "trims.lock has since it was first seen")
     return found
 

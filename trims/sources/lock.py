@@ -6,6 +6,7 @@ repository of manifests can state what their addresses held. Both are JSON, one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError, ManifestError
-from trims.sources.files import sync_folder
+from trims.sources.descriptor import ImageDescription, wrong_fields
+from trims.sources.files import full, is_full, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,14 +53,14 @@ class LockFile:
             return dict(self._entries)
 
     def put(self, address: str, entry: Mapping[str, Any]) -> None:
-        """Keep what was found at an address. Raises OSError if it cannot be written: then nothing is trusted later."""
+        """Keep what was found at an address. Raises NoSpaceError, ConfigError if it cannot be written."""
         with self._lock:
             changed = {**self._entries, address: dict(entry)}
             self._write(changed)
             self._entries = changed
 
     def forget(self, address: str) -> None:
-        """Forget an address. Idempotent. Raises OSError."""
+        """Forget an address. Idempotent. Raises as `put`."""
         with self._lock:
             if address in self._entries:
                 changed = {each: entry for each, entry in self._entries.items() if each != address}
@@ -66,16 +68,29 @@ class LockFile:
                 self._entries = changed
 
     def _write(self, entries: Mapping[str, Any]) -> None:
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            with unfinished.open("wb") as file:
-                file.write(written(entries))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(self._path)
-        finally:
+            _replace(self._path, written(entries))
+        except OSError as error:
+            if is_full(error):
+                raise full(
+                    self._path.parent, f"{self._path.name}, which says what was fetched, does not fit"
+                ) from error
+            raise ConfigError(f"{self._path}, which says what was fetched, cannot be written: {error}") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Give a file other bytes, all or none of them."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    finally:
+        with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        sync_folder(self._path.parent)
+    sync_folder(path.parent)
 
 
 def written(entries: Mapping[str, Any]) -> bytes:
@@ -91,20 +106,71 @@ def portable(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a lock file's entries by address. Raises ManifestError naming the file, OSError."""
+    """Return a lock file's entries by address. Raises ManifestError naming the file and what is wrong, OSError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ManifestError(f"{path} has more than {_MOST_BYTES >> 20} MiB: it is no lock file of trims")
         raw = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is no lock file of trims: {error}") from error
-    entries = raw.get("addresses") if isinstance(raw, dict) and raw.get("trims_lock") == _VERSION else None
-    if not isinstance(entries, dict) or not all(isinstance(each, dict) for each in entries.values()):
-        raise ManifestError(f"{path} is no lock file of trims, or one of a later version")
+    version = raw.get("trims_lock") if isinstance(raw, dict) else None
+    if type(version) is not int or version < 1:
+        raise ManifestError(f"{path} is no lock file of trims: it states no version (`trims_lock`)")
+    if version != _VERSION:
+        raise ManifestError(f"{path} has the version {version}, and this trims reads {_VERSION}; update trims")
+    entries = raw.get("addresses")
+    if not isinstance(entries, dict):
+        raise ManifestError(f"{path} is no lock file of trims: `addresses` is no object")
+    for address, entry in entries.items():
+        wrong = _wrong(entry)
+        if wrong:
+            raise ManifestError(f"{path} is damaged: what it says of {address:.200} is no entry: {wrong}")
     return entries
+
+
+def _wrong(entry: Any) -> str:
+    """Return what is wrong with an entry; empty if nothing is."""
+    if not isinstance(entry, dict) or type(entry.get("pinned", "")) is not str:
+        return "it has no `pinned`"
+    image = entry.get("image")
+    if image is not None:
+        unknown = {} if not isinstance(image, dict) else image.keys() - ImageDescription.__dataclass_fields__.keys()
+        return wrong_fields(image) if isinstance(image, dict) and not unknown else "its image is none"
+    if type(entry.get("folder", "")) is not str or not isinstance(entry.get("files"), list):
+        return "it has neither files nor an image"
+    wrong = [file for file in entry["files"] if not _is_file(file, here="folder" in entry)]
+    return f"{wrong[0]!r:.200} is no file" if wrong else ""
+
+
+def _is_file(file: Any, *, here: bool) -> bool:
+    if not isinstance(file, dict) or type(file.get("name")) is not str:
+        return False
+    if type(file.get("nbytes")) is not int or (here and type(file.get("path")) is not str):
+        return False
+    digests = [file.get("checksums"), file.get("found", {})]
+    return all(isinstance(each, dict) and all(type(digest) is str for digest in each.values()) for each in digests)
+
+
+#: Lock files beside manifests, as they were read last, by path: with what changes when the file does.
+_read_before: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+_MOST_READ = 64
 
 
 def beside(origin: str) -> dict[str, Any]:
     """Return the entries of the lock file in a manifest's folder; nothing without one. Raises as `read`."""
     path = Path(origin, NAME)
-    return read(path) if origin and path.is_file() else {}
+    if not origin or not path.is_file():
+        return {}
+    identity = _identity_of(path)
+    known = _read_before.get(path)
+    if known is None or known[0] != identity:
+        if len(_read_before) >= _MOST_READ:
+            _read_before.clear()
+        known = _read_before[path] = identity, read(path)
+    return known[1]
+
+
+def _identity_of(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when a file does."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -9,17 +9,16 @@ when (`transfer`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import struct
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import NoSpaceError
 from trims.core.units import format_bytes
 from trims.memory.mapping import FileMapping, c_library
 from trims.sources import checksums
+from trims.sources.files import full, is_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 JOURNAL = ".journal"
 _RECORD = struct.Struct("<IQ")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORMAT = 1
 
 
@@ -93,7 +91,7 @@ class Partial:
             if os.write(journal, record) == len(record):
                 return
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_full(error):
                 raise
         self._journal = None
 
@@ -201,15 +199,6 @@ def _allocate(fd: int, nbytes: int, path: Path) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.ftruncate(fd, 0)
-        if error.errno in _FULL:
+        if is_full(error):
             raise full(path.parent, f"{format_bytes(nbytes)} do not fit") from error
         raise
-
-
-def full(folder: Path, what: str) -> NoSpaceError:
-    """Return the error of a disk that is full: `what` does not fit in a folder."""
-    free = os.statvfs(folder)
-    room = free.f_bavail * free.f_frsize
-    return NoSpaceError(
-        f"{what} at {folder}, where {format_bytes(room)} are free; make room, or keep downloads elsewhere", room
-    )

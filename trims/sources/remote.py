@@ -13,9 +13,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError
+from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError, from_code
 from trims.manifests.addresses import check_address
 from trims.sources import lock as lock_files
+from trims.sources.checksums import compare
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.fetcher import Running
 
@@ -40,7 +41,7 @@ class Fetched:
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
-        fetched: Names of the files that came over the network just now, and were hashed on the way.
+        fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
     """
@@ -77,13 +78,21 @@ class Remote:
         self._lock = threading.Lock()
         self._flights: dict[str, _Flight] = {}
 
-    def here(self, address: str) -> Fetched | None:
-        """Return what was fetched from an address, if all of it is still here. Looks at files; uses no network."""
+    def here(self, address: str, *, origin: str = "", stated: Mapping[str, str] | None = None) -> Fetched | None:
+        """Return what was fetched from an address, if all of it is still here. Looks at files; uses no network.
+
+        Args:
+            address: See `fetch`.
+            origin: See `fetch`.
+            stated: See `fetch`. Where what was found then says nothing of a digest that counts now, nothing is here.
+
+        Raises DigestMismatchError if the lock file beside the manifest says otherwise, or the manifest does.
+        """
         entry = self._lock_file.get(address)
         found = None if entry is None else _fetched(address, entry)
-        if found is None or found.image is not None:
-            return found
-        return found if found.files and all(map(_is_file, found.files.values())) else None
+        if found is None or (found.image is None and not (found.files and all(map(_is_file, found.files.values())))):
+            return None
+        return found if _is_as(found, _expected(address, None, origin, stated or {})) else None
 
     def seen(self, address: str) -> Mapping[str, Any] | None:
         """Return what the lock file says of an address; None if it was never fetched."""
@@ -129,7 +138,12 @@ class Remote:
                 flight = self._flights[address] = _Flight(Running(address, "fetch"))
             flight.wanted.append(wanted)
         if not begins:
-            return flight.wait(wanted)
+            found = flight.wait(wanted)  # which may have begun for a manifest that says less
+            return (
+                found
+                if _is_as(found, _expected(address, None, origin, stated or {}))
+                else self.fetch(address, origin=origin, stated=stated, named=named, update=update, wanted=wanted)
+            )
         try:
             expected = _expected(address, None if update else self._lock_file.get(address), origin, stated or {})
             flight.fetched = self._fetch(address, expected, flight, named=named)
@@ -146,6 +160,7 @@ class Remote:
         order = {"address": expected["pinned"] or address, "expected": expected["files"], "named": named}
         answer = self._fetched(order, flight)
         entry = {**_entry(answer, expected), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        _check_kind(address, expected, answer)
         if answer.get("image") is not None and expected["image"] is not None:
             _check_image(address, expected["image"], answer["image"])
         self._lock_file.put(address, entry)
@@ -153,7 +168,7 @@ class Remote:
         assert found is not None, "it was written a moment ago"
         if found.folder is not None:
             self.downloads.used(found.folder)
-            self.downloads.keep_within(busy=[found.folder])
+            self.downloads.keep_within(busy=[found.folder, *self._unfinished(address)])
         for note in answer.get("notes", ()):
             log.warning("%s: %s", address, note)
         came = frozenset(file["name"] for file in answer.get("files", ()) if file["found"])
@@ -171,9 +186,21 @@ class Remote:
             return do()
         except NoSpaceError:
             missing = flight.running.moved.total_bytes - flight.running.moved.done_bytes
-            if not self.downloads.make_room(missing):
+            if not self.downloads.make_room(missing, busy=self._unfinished("")):
                 raise
             return do()
+
+    def _unfinished(self, mine: str) -> list[Path]:
+        """Return the downloads that a transfer may be writing: none if only that of the address `mine` runs."""
+        with self._lock:
+            flying = self._flights.keys() - {mine}
+        if not flying:
+            return []
+        entries = self._lock_file.entries()
+        done = {
+            Path(entry["folder"]) for address, entry in entries.items() if "folder" in entry and address not in flying
+        }
+        return [folder for folder, _ in self.downloads.sets() if folder not in done]
 
     @property
     def is_idle(self) -> bool:
@@ -212,7 +239,7 @@ class _Flight:
         if self.fetched is not None:
             return self.fetched
         assert self.error is not None, "it is over"
-        raise type(self.error)(str(self.error)) if isinstance(self.error, TrimsError) else self.error
+        raise from_code(self.error.code, str(self.error)) if isinstance(self.error, TrimsError) else self.error
 
 
 def _is_file(path: Path) -> bool:
@@ -241,6 +268,37 @@ def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
         before = expected["files"].get(file["name"], {}).get("checksums", {})
         files.append({**file, "found": file["found"] or dict(before)})
     return {"pinned": answer["pinned"], "folder": answer["folder"], "files": files}
+
+
+def _is_as(found: Fetched, expected: Mapping[str, Any]) -> bool:
+    """Return whether what was found is as expected; False where that cannot be seen from what is known of it.
+
+    Raises DigestMismatchError if it is not.
+    """
+    _check_kind(found.address, expected, {"image": found.image, "files": found.files})
+    if found.image is not None:
+        if expected["image"] is not None:
+            _check_image(found.address, expected["image"], vars(found.image))
+        return True
+    for name, file in expected["files"].items():
+        digests = found.digests.get(name, {})
+        compare(
+            f"{name} at {found.address}", file["checksums"], digests, "the manifest, or trims.lock beside it, states"
+        )
+        if not file["checksums"].keys() & digests.keys():
+            return False
+    return True
+
+
+def _check_kind(address: str, expected: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Raise DigestMismatchError if an image lies where files were, or the other way round."""
+    is_image, listed = answer.get("image") is not None, [file for file in expected["files"].values() if file["nbytes"]]
+    if (listed and is_image) or (expected["image"] is not None and not is_image):
+        was, now = ("files", "an image") if is_image else ("an image", "files")
+        raise DigestMismatchError(
+            f"{address} holds {now}, and held {was} when it was first seen; if the change is meant, accept it "
+            "(`trims pull --update`)"
+        )
 
 
 def _check_image(address: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

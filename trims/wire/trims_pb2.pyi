@@ -64,7 +64,7 @@ class PushRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Transfer(_message.Message):
-    __slots__ = ("address", "done_bytes", "total_bytes", "fetched_bytes", "bytes_per_s", "left_s", "what")
+    __slots__ = ("address", "done_bytes", "total_bytes", "fetched_bytes", "bytes_per_s", "left_s", "what", "trouble")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Transfer(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     address: str
     done_bytes: int
     total_bytes: int
@@ -79,7 +80,8 @@ class Transfer(_message.Message):
     bytes_per_s: float
     left_s: float
     what: str
-    def __init__(self, address: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., what: _Optional[str] = ...) -> None: ...
+    trouble: str
+    def __init__(self, address: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., what: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class TransferList(_message.Message):
     __slots__ = ("transfers",)

@@ -177,6 +177,7 @@ class Copier:
 
         if isinstance(origin, RemoteTier):
             origin.fetch(source, draft, on_progress, self._stopping.is_set)
+            self._host.check(draft.fd, draft.nbytes)  # a publisher is not trusted with the form
         elif isinstance(target, DeviceTier):
             if isinstance(origin, DeviceTier):
                 target.copy_across(draft, source, tell)

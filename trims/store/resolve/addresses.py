@@ -47,7 +47,7 @@ class Addresses:
         uri = str(manifest.artifact.uri)
         if self.remote is None:
             raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
-        here = self.remote.here(uri)
+        here = self.remote.here(uri, origin=manifest.origin, stated=manifest.artifact.sha256)
         if here is not None:
             return here
         with span("fetch", address=shown(uri)):
