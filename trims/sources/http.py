@@ -95,6 +95,10 @@ class Http:
         self._used: set[http.client.HTTPConnection] = set()
         self._closed = False
 
+    def with_patience(self, stall_s: float) -> Http:
+        """Return another client under the same policy, for a server that is waited for a different time."""
+        return Http(self._policy, stall_s=stall_s, tls=self._tls)
+
     def request(
         self,
         method: str,
