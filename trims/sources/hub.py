@@ -124,19 +124,17 @@ class HubSnapshot(RangedFiles):
     destination: CachedSnapshot
 
     def __init__(
-        self, look: _Look, commit: str, files: Sequence[RemoteFile], destination: CachedSnapshot, note: str
+        self,
+        look: _Look,
+        commit: str,
+        files: Sequence[RemoteFile],
+        destination: CachedSnapshot,
+        notes: Sequence[str],
     ) -> None:
+        pinned = look.address.at(commit)
+        super().__init__(look.http, pinned, files, self._locate, destination=destination, notes=notes)
         self.commit = commit
-        super().__init__(
-            look.http,
-            look.address.at(commit),
-            files,
-            self._locate,
-            destination=destination,
-            notes=notes,
-        )
-        self._look = look
-        self._base = destination.base
+        self._look, self._base = look, destination.base
 
     def close(self) -> None:
         """See `Opened.close`."""
