@@ -103,7 +103,7 @@ class HubApi:
             if urlsplit(url).scheme == "https" and urlsplit(onward).scheme != "https":
                 raise AddressRefusedError(f"{shown(url)} redirects from https to {shown(onward)}: not followed")
             if self._secret_for(onward) is not self._secret:
-                return Location(onward, {}, _good_for_s(onward, answer))
+                return Location(onward, {}, good_for_s(onward, answer))
             url = onward
         raise ArtifactError(f"{shown(url)} redirects more than {_MOST_REDIRECTS} times")
 
@@ -186,7 +186,7 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.rpartition("@")[2].lower()
 
 
-def _good_for_s(url: str, answer: Answer) -> float:
+def good_for_s(url: str, answer: Answer) -> float:
     """Return for how many seconds a signed address is good, by the server's clock if it states one."""
     query = parse_qs(urlsplit(url).query)
     now_s = _time_s(answer.headers.get("Date")) or time.time()

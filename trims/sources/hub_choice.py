@@ -224,7 +224,10 @@ def _modules(name: str, content: bytes) -> list[str]:
 def _shards(names: frozenset[str], folder: str, index: str, content: bytes) -> tuple[str, ...]:
     """Return the shards that an index names. Raises ArtifactError if it is none."""
     try:
-        shards = {_join(folder, shard) for shard in set(json.loads(content)["weight_map"].values())}
+        named = set(json.loads(content)["weight_map"].values())
+        if not all(isinstance(shard, str) for shard in named):
+            raise TypeError("weight_map names something else than files")
+        shards = {_join(folder, shard) for shard in named}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ArtifactError(f"{index} is no index of shards: {error!r:.200}") from error
     missing = sorted(shards - names)

@@ -332,10 +332,10 @@ def test_a_hub_in_a_process_of_its_own_serves_a_folder(tmp_path: Path) -> None:
     with apart(tmp_path / "models") as hub:
         hub.set_faults(break_after=70_000, breaks=1)
         variables = environment(hub, tmp_path)
-        with pytest.raises(SourceUnavailableError):
-            with contextlib.closing(look(variables)) as opened:
-                view = memoryview(bytearray(len(WEIGHTS)))
-                list(opened.fill(opened.files[1], [(0, view)]))
+        with contextlib.closing(look(variables)) as opened:
+            filling = opened.fill(opened.files[1], [(0, memoryview(bytearray(len(WEIGHTS))))])
+            with pytest.raises(SourceUnavailableError):
+                next(filling)
         assert hub.state()["sent"] == {"model.safetensors": 70_000}
         assert (fetch(variables) / "model.safetensors").read_bytes() == WEIGHTS
 
