@@ -246,7 +246,7 @@ class CachedSnapshot:
                 if self._listing is not None:
                     self.repository.keep_listing(self.commit, self._listing)
         except PermissionDeniedError:
-            pass  # somebody else's cache, mounted to be read: the hub's client records nothing there, either
+            pass  # a cache that is mounted to be read: the hub's client records nothing there, either
         return self.folder
 
     def _blob(self, file: RemoteFile) -> Path:

@@ -98,6 +98,8 @@ def test_a_part_of_a_download_is_no_snapshot_and_no_damage_for_the_hubs_client(
     with contextlib.closing(look(variables)) as opened:
         config, weights = opened.files[1], opened.files[2]
         destination = opened.destination
+        destination.partial(weights)
+        assert real_client(variables, SCAN) == []
         destination.publish(config, _written(destination.partial(config), content(opened, config)))
         destination.partial(weights).write_bytes(WEIGHTS[:1000])
     assert real_client(variables, SCAN) == []
@@ -233,7 +235,6 @@ def _as_nobody() -> Iterator[None]:
 
 
 def _read_only(top: Path) -> None:
-    top.parent.chmod(0o755)
     for path in (top, *top.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o555 if path.is_dir() else 0o444)
