@@ -31,10 +31,9 @@ def environment(hub: StubHub | Apart, home: Path, **more: str) -> dict[str, str]
     return {"HOME": str(home), "HF_HOME": str(home / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", **more}
 
 
-def source(variables: Mapping[str, str], *named: str) -> HubSource:
-    """The scheme with these variables; hosts are those of the stub, and may be private."""
-    policy = HostPolicy(named=frozenset(named or {"127.0.0.1"}))
-    return HubSource(SourceSettings(Http(policy), variables))
+def source(variables: Mapping[str, str]) -> HubSource:
+    """The scheme with these variables. The stub's private address is allowed for being the endpoint's."""
+    return HubSource(SourceSettings(Http(HostPolicy()), variables))
 
 
 def look(variables: Mapping[str, str], address: str = f"hf://{NAME}") -> HubSnapshot:

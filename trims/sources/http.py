@@ -29,7 +29,7 @@ from trims.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from trims.sources.base import Part, RemoteFile
     from trims.sources.hosts import HostPolicy
@@ -95,9 +95,15 @@ class Http:
         self._used: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def with_patience(self, stall_s: float) -> Http:
-        """Return another client under the same policy, for a server that is waited for a different time."""
-        return Http(self._policy, stall_s=stall_s, tls=self._tls)
+    def variant(self, *, stall_s: float | None = None, named: Iterable[str] = ()) -> Http:
+        """Return a client with connections of its own, under the same policy.
+
+        Args:
+            stall_s: See the class; by default as here.
+            named: Hosts that an operator has named besides.
+        """
+        policy = self._policy.naming(*named)
+        return Http(policy, stall_s=self._stall_s if stall_s is None else stall_s, tls=self._tls)
 
     def request(
         self,

@@ -11,7 +11,7 @@ import posixpath
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from trims.core.errors import (
     ArtifactNotFoundError,
@@ -152,14 +152,15 @@ class _Look:
         address: What is looked for.
         environment: Endpoint, token, and whether the network may be used.
         repository: In the cache.
-        http: Reads files.
+        http: What its own clients for the hub are made like.
     """
 
     def __init__(
         self, address: HubAddress, environment: HubEnvironment, repository: CachedRepository, http: Http
     ) -> None:
-        self.address, self.http = address, http
-        self.quick = http.with_patience(environment.timeout_s)
+        named = {urlsplit(environment.endpoint).hostname or ""}  # by the operator, who has set the endpoint
+        self.address = address
+        self.http, self.quick = http.variant(named=named), http.variant(named=named, stall_s=environment.timeout_s)
         self._environment, self._repository = environment, repository
 
     def open(self) -> HubSnapshot:
@@ -167,6 +168,7 @@ class _Look:
         try:
             return self._open()
         except BaseException:
+            self.http.close()
             self.quick.close()
             raise
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import time
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
@@ -71,6 +72,7 @@ class HubApi:
         files: dict[str, HubFile] = {}
         for _ in range(_MOST_PAGES):
             if url is None:
+                _check_folders(self._name, files)
                 return files
             answer = self._get(url, f"{self._name}@{commit}")
             rows = self._json(answer)
@@ -181,6 +183,14 @@ def _row(row: Any) -> tuple[str, HubFile]:
     return row["path"], HubFile.parse(row["path"], size, row.get("oid"), sha256, row.get("xetHash"))
 
 
+def _check_folders(repository: str, files: Mapping[str, HubFile]) -> None:
+    """Raise ArtifactError if one path is a file and a folder."""
+    for name in files:
+        folder = name.rpartition("/")[0]
+        if folder in files:
+            raise ArtifactError(f"the hub lists {folder!r:.200} of {repository} as a file and as a folder")
+
+
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc.rpartition("@")[2].lower()
@@ -191,8 +201,16 @@ def good_for_s(url: str, answer: Answer) -> float:
     query = parse_qs(urlsplit(url).query)
     now_s = _time_s(answer.headers.get("Date")) or time.time()
     ends_s = [float(text) - now_s for text in query.get("Expires", ()) if text.isdecimal()]
-    ends_s += [float(text) for text in query.get("X-Amz-Expires", ()) if text.isdecimal()]
+    signed_s = _amazon_s(query.get("X-Amz-Date", [""])[0]) or now_s
+    ends_s += [signed_s + float(text) - now_s for text in query.get("X-Amz-Expires", ()) if text.isdecimal()]
     return max(0.0, min(ends_s)) if ends_s else SIGNED_FOR_S
+
+
+def _amazon_s(text: str) -> float | None:
+    try:
+        return datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None
 
 
 def _time_s(text: str | None) -> float | None:

@@ -245,8 +245,10 @@ class CachedSnapshot:
                 self.repository.keep_revision(self._revision, self.commit)
                 if self._listing is not None:
                     self.repository.keep_listing(self.commit, self._listing)
-        except PermissionDeniedError:
-            pass  # a cache that is mounted to be read: the hub's client records nothing there, either
+        except (PermissionDeniedError, FileExistsError, IsADirectoryError, NotADirectoryError):
+            # A cache that is mounted to be read: the hub's client records nothing there, either. Or a branch `a` was
+            # removed since, and one `a/b` made.
+            pass
         return self.folder
 
     def _blob(self, file: RemoteFile) -> Path:

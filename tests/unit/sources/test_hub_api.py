@@ -44,6 +44,7 @@ def api(hub: StubHub, tmp_path: Path) -> Iterator[HubApi]:
         (f"Expires={DATE_S + 90}&X-Amz-Expires=60", DATE, 60),
         (f"Expires={DATE_S - 90}", DATE, 0),
         ("X-Amz-Expires=3600", "", 3600),
+        ("X-Amz-Expires=3600&X-Amz-Date=20261126T113000Z", DATE, 1800),
         ("Signature=x", DATE, SIGNED_FOR_S),
         ("Expires=soon", "no date", SIGNED_FOR_S),
     ],
@@ -73,6 +74,12 @@ def test_a_listing_that_never_ends_is_left(hub: StubHub, api: HubApi, monkeypatc
     with pytest.raises(ArtifactError, match="5 pages"):
         api.listing(commit)
     assert len(hub.asked("/tree/")) == 5
+
+
+def test_a_path_that_is_a_file_and_a_folder_is_refused(hub: StubHub, api: HubApi) -> None:
+    commit = hub.add(NAME, {"a": b"", "a/b": b""})
+    with pytest.raises(ArtifactError, match="a folder"):
+        api.listing(commit)
 
 
 def test_a_page_on_another_server_gets_no_token(hub: StubHub, api: HubApi) -> None:

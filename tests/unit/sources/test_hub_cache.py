@@ -275,6 +275,13 @@ def test_a_revision_that_cannot_be_recorded_is_no_error(hub: StubHub, folder: Pa
         _writable(folder)
 
 
+def test_a_branch_whose_name_was_a_folder_of_branches_is_fetched(
+    hub: StubHub, commit: str, variables: dict[str, str]
+) -> None:
+    hub.repositories[NAME].refs |= {"a/b": commit, "a": commit}
+    assert fetch(variables, f"hf://{NAME}@a%2Fb") == fetch(variables, f"hf://{NAME}@a")
+
+
 def test_a_full_disk_is_named_with_the_cache(
     hub: StubHub, commit: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,20 +461,19 @@ def test_while_trims_downloads_a_file_the_hubs_client_waits_for_it(
 
 
 def test_two_processes_of_trims_fetch_a_file_once(hub: StubHub, commit: str, variables: dict[str, str]) -> None:
-    code = f"import sys; from hub_side import fetch; print(fetch({variables!r}))"
-    support = str(Path(__file__).parents[2] / "support")
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": support}, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    hub.faults.bytes_per_s = 4e6
-    found = []
-    for program in programs:
-        with program:
-            found.append(program.communicate(timeout=60)[0])
-            assert program.returncode == 0
+    code = f"from hub_side import fetch; print(fetch({variables!r}))"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support")}
+    hub.faults.stall_after = 65_536
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for _ in range(2):
+            program = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+            programs.append(stack.enter_context(program))
+            stack.callback(program.kill)
+        wait_until(lambda: len(hub.asked("/revision/")) == 2 and hub.sent["model.safetensors"], "both have looked")
+        hub.faults.stall_after = None
+        found = [program.communicate()[0] for program in programs]
+        assert [program.returncode for program in programs] == [0, 0]
     assert found[0] == found[1]
     assert hub.sent["model.safetensors"] == len(WEIGHTS)
 
