@@ -371,10 +371,10 @@ class _Handler(BaseHTTPRequestHandler):
                 while hub.faults.stall_after is not None and not hub.closing.wait(0.005):
                     pass
             data = chunk if stops_at is None else chunk[: max(0, stops_at - done)]
-            self.wfile.write(data)
             done += len(data)
-            with hub.lock:
+            with hub.lock:  # before they go: who has them all finds them all counted
                 hub.sent[path] += len(data)
+            self.wfile.write(data)
             if len(data) < len(chunk) or hub.closing.is_set():
                 self.close_connection = True
                 return

@@ -227,7 +227,7 @@ class _Look:
         """Return the snapshot that the cache has. Raises ArtifactNotFoundError, which names what it lacks."""
         commit = self._repository.commit(self.address.revision)
         if commit is None:
-            raise self._lacking([str(self.address)], remedy)
+            raise self._lacking(["all of it"], remedy)
         listing = self._repository.listing(commit)
         files = (
             {name: file.remote(name) for name, file in listing.items()}
