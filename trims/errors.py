@@ -3,7 +3,7 @@
     TrimsError                  the base of all
     +- CallerError              the request is wrong; sending it again changes nothing
     |  +- ModelNotFoundError, TensorNotFoundError        also KeyError
-    |  +- PermissionDeniedError                          also PermissionError
+    |  +- PermissionDeniedError, SourceRefusedError      also PermissionError
     +- InUseError               a lease or a pin holds it; try again later
     +- CapacityError            no room; try again later, except TooLargeError. Also MemoryError
     |  +- NoSpaceError                                   the machine has less than a tier's capacity
@@ -27,6 +27,7 @@ Example:
 """
 
 from trims.core.errors import (
+    AddressRefusedError,
     ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
@@ -60,12 +61,15 @@ from trims.core.errors import (
     PermissionDeniedError,
     PredictorError,
     QuotaError,
+    SourceRefusedError,
+    SourceUnavailableError,
     TensorNotFoundError,
     TooLargeError,
     TrimsError,
 )
 
 __all__ = [
+    "AddressRefusedError",
     "ArtifactChangedError",
     "ArtifactError",
     "ArtifactNotFoundError",
@@ -99,6 +103,8 @@ __all__ = [
     "PermissionDeniedError",
     "PredictorError",
     "QuotaError",
+    "SourceRefusedError",
+    "SourceUnavailableError",
     "TensorNotFoundError",
     "TooLargeError",
     "TrimsError",

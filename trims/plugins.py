@@ -31,6 +31,7 @@ GROUPS = (
     "trims.policies",
     "trims.registries",
     "trims.tiers",
+    "trims.sources",
     "trims.predictors",
     "trims.reseed",
     "trims.commands",

@@ -13,12 +13,12 @@ NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}
 #: Groups for the packages of others: ours names nothing in them.
-GROUPS |= {"trims.predictors", "trims.registries", "trims.reseed", "trims.tiers"}
+GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed", "trims.tiers"}
 #: Attributes of spans.
 SPANS = (ROOT / f"predictors/trims_predictors/endpoint/{name}.py" for name in ("otlp", "tracing"))
 ATTRIBUTES = {name for file in SPANS for name in re.findall(r'"(trims(?:\.\w+)+)":', file.read_text())}
 #: Written in its own environment only.
-ELSEWHERE = {"trims.mxnet", "trims.cupy"}
+ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.lock"}
 
 
 def named() -> dict[str, str]:

@@ -60,8 +60,6 @@ def fetch(variables: Mapping[str, str], address: str = f"hf://{NAME}") -> Path:
     opened = look(variables, address)
     try:
         for file in opened.files:
-            if opened.destination.find(file) is not None:
-                continue  # also in a cache that cannot be written, not even locked
             with opened.destination.lock(file, lambda: True):
                 if opened.destination.find(file) is None:
                     partial = opened.destination.partial(file)

@@ -11,7 +11,7 @@ from trims.cli.completion import FILES, completed
 from trims.cli.connect import admin
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.core.errors import TrimsError
-from trims.core.place import FILE
+from trims.core.place import CLOUD, FILE
 from trims.core.units import format_bytes, format_seconds
 from trims.process.ends import ProcessEnd
 
@@ -49,6 +49,11 @@ _FLAGS = {
     "behind-bytes-per-s": "bandwidth of hashing and copying that no request waits for, such as 1GiB; 0 for no limit "
     "(default: 512MiB)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
+    "download-capacity-bytes": "files fetched from addresses, such as 100GiB (default: as for images on disk)",
+    "fetch-connections": "connections of all transfers from addresses together (default: 8)",
+    "fetch-bytes-per-s": "bandwidth of all transfers from addresses, such as 100MiB (default: no limit)",
+    "fetch-patience-s": "seconds without a byte after which a transfer gives up; what has come is kept (default: 120)",
+    "allow-hosts": "private hosts and networks that redirects, and manifests from elsewhere, may lead to",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "tenants": "the tenants file: who shares this machine, and how much each may hold (default: none)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
@@ -62,6 +67,8 @@ _FLAGS = {
     "log-format": "text, or json for one object a line (default: text)",
 }
 
+#: Places without a capacity: files of users, and what other machines keep.
+_UNBOUNDED = (str(FILE), str(CLOUD))
 #: Seconds between two questions to a daemon that is ending.
 _ASK_AGAIN_S = 0.2
 #: Seconds between the end of its doors and that of its process, at most.
@@ -131,8 +138,8 @@ def _status(options: argparse.Namespace) -> None:
         [
             tier.place,
             format_bytes(tier.charged_bytes),
-            "-" if tier.place == str(FILE) else format_bytes(tier.capacity_bytes),
-            "-" if tier.place == str(FILE) else _share(tier.charged_bytes, tier.capacity_bytes),
+            "-" if tier.place in _UNBOUNDED else format_bytes(tier.capacity_bytes),
+            "-" if tier.place in _UNBOUNDED else _share(tier.charged_bytes, tier.capacity_bytes),
             str(tier.replicas),
             tier.policy,
         ]

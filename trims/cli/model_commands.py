@@ -18,6 +18,7 @@ from trims.cli.output import (
     say_done,
     say_json,
     say_json_line,
+    say_transfers,
     table,
     until,
 )
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    text = "a manifest (.yaml), an artifact, or the folder of a Hugging Face model"
-    completed(
-        add.add_argument("source", type=Path, nargs="+", help=f"{text}; several are added one after the other"), FILES
-    )
+    text = "a manifest (.yaml), an artifact, the folder of a Hugging Face model, or an address (hf://, https://, s3://)"
+    completed(add.add_argument("source", nargs="+", help=f"{text}; several are added one after the other"), FILES)
     add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
@@ -103,17 +102,21 @@ def _register_model(options: argparse.Namespace) -> None:
         say_json(shown if len(shown) > 1 else shown[0])
 
 
-def _register_one(options: argparse.Namespace, source: Path) -> Model:
-    with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
+def _register_one(options: argparse.Namespace, source: str) -> Model:
+    from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
+
+    with admin(options.runtime_dir) as daemon, loading(options.name or source, options.json) as shown:
         model = daemon.add(
-            source,
+            source if is_address(source) else Path(source),
             name=options.name,
             replace=options.replace,
             lazy=options.lazy,
             state_key=options.state_key,
             on_progress=shown,
         )
-    if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
+    if not options.lazy and is_address(source):
+        note(f"{model.name}: fetched, and proven by its checksums")
+    elif not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
@@ -149,11 +152,12 @@ def _list(options: argparse.Namespace) -> None:
 
 def _ps(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        found = daemon.residents()
+        found, transfers = daemon.residents(), daemon.transfers()
     if options.json:
         say_json([as_json(replica) for replica in found.replicas])
         return
     table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
+    say_transfers(transfers)
     say_devices(found.devices)
     address = read_address(options.runtime_dir or default_runtime_dir())
     if address is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trims.control import Device, Loading, Replica
+    from trims.control.answers import Transfer
 
 
 @functools.cache
@@ -153,6 +154,16 @@ def say_devices(devices: Iterable[Device]) -> None:
         say(f"  keeper: {device.trouble or keeper}")
 
 
+def say_transfers(transfers: Iterable[Transfer]) -> None:
+    """Print what is being fetched and pushed, a line each."""
+    for each in transfers:
+        share = f"{each.done_bytes / each.total_bytes:.0%} of {format_bytes(each.total_bytes)}"
+        left = "" if each.left_s is None else f", {format_seconds(each.left_s)} left"
+        far = f"{share}, {format_bytes(round(each.bytes_per_s))}/s{left}" if each.total_bytes else "looking"
+        say(f"{_TRANSFERS[each.what]} {each.address}: {far}")
+
+
+_TRANSFERS = {"look": "looking at", "fetch": "fetching", "image": "fetching", "push": "pushing to"}
 #: Processes that are named in one row of `trims ps`; the others are counted.
 _HOLDERS = 2
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")

@@ -276,8 +276,12 @@ class Loading:
     """Progress of a load.
 
     Attributes:
-        phase: `resolving`, `queued`, `filling` or `done`.
+        phase: `resolving`, `fetching`, `queued`, `filling`, `pushing` or `done`.
         replica: With `done`.
+        fetched_bytes: Of `done_bytes`: over a network, now.
+        bytes_per_s: Rate of those.
+        left_s: Seconds until the end at this rate; None if that is unknown.
+        note: What people should know, such as what was found already.
     """
 
     phase: str
@@ -285,6 +289,40 @@ class Loading:
     total_bytes: int
     done: bool
     replica: Replica | None
+    fetched_bytes: int = 0
+    bytes_per_s: float = 0.0
+    left_s: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A transfer that runs.
+
+    Attributes:
+        what: `look`, `fetch`, `image` or `push`.
+        done_bytes: There by now.
+        total_bytes: In all; 0 while that is unknown.
+        fetched_bytes: Over the network, by this transfer.
+        bytes_per_s: Lately.
+        left_s: Seconds until the end at this rate; None if that is unknown.
+    """
+
+    address: str
+    done_bytes: int
+    total_bytes: int
+    fetched_bytes: int
+    bytes_per_s: float
+    left_s: float | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed: folders of downloads, and their bytes."""
+
+    removed: tuple[str, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,27 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactNotFoundError, CallerError
-from trims.formats.shards import is_shard
+from trims.formats.folders import weights_in
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Files that hold the weights in a folder; the first that is there counts (names of Hugging Face, and of ONNX).
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "model.onnx",
-)
-#: Patterns for the only file of its kind, if none of those is there: an index of shards, then a file of weights.
-_INDEX = re.compile(r".+\.(safetensors|bin)\.index(\.[^./]+)?\.json\Z", re.DOTALL)
-_FILE = re.compile(r".+(\.(safetensors|bin|pt|pth|ckpt|onnx|npz|npy)|-symbol\.json)\Z", re.DOTALL)
-#: Pattern of files that trainers leave beside the weights.
-_TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.(bin|pt|pth)\Z")
-_SHOWN_NAMES = 20
 #: Most letters of a name.
 _MOST_LETTERS = 128
 #: File names that say nothing about the model.
@@ -48,7 +32,7 @@ def manifest_for(artifact: Path, name: str | None, state_key: str | None = None)
     check_text(artifact)
     if not artifact.exists():
         raise ArtifactNotFoundError(f"{artifact} does not exist")
-    main = _weights_in(artifact) if artifact.is_dir() else artifact
+    main = weights_in(artifact) if artifact.is_dir() else artifact
     check_text(main)
     options = {} if state_key is None else {"options": {"state_key": state_key}}
     return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute()), **options}}
@@ -63,28 +47,6 @@ def check_text(path: Path) -> None:
             f"the path {str(path)!r} is not UTF-8, which names in manifests and messages are; rename the file or "
             "folder, or make a link with another name"
         ) from error
-
-
-def _weights_in(folder: Path) -> Path:
-    for name in _WEIGHTS:
-        if (folder / name).is_file():
-            return folder / name
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    indexes = [name for name in names if _INDEX.match(name)]
-    files = [name for name in names if _FILE.match(name) and not _TRAINING.match(name)]
-    found = indexes or [name for name in files if not is_shard(name)] or files
-    if len(found) == 1:
-        return folder / found[0]
-    if not found:
-        raise CallerError(f"{folder} holds none of {', '.join(_WEIGHTS)}; name the file with the weights itself")
-    more = f" and {len(found) - _SHOWN_NAMES} more" if len(found) > _SHOWN_NAMES else ""
-    if not indexes and all(map(is_shard, found)):
-        raise CallerError(f"{folder} holds shards and no index of them (.index.json): {_listed(found)}{more}; fetch it")
-    raise CallerError(f"{folder} holds several files of weights; name one itself: {_listed(found)}{more}")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(ascii(name)[1:-1] if not name.isprintable() else name for name in names[:_SHOWN_NAMES])
 
 
 def _name_for(main: Path) -> str:

@@ -15,15 +15,17 @@ from trims.control.answers import (
     Loading,
     Model,
     ModelChange,
+    Pruned,
     Replica,
     Report,
     Residents,
     Stats,
     Status,
     TensorInfo,
+    Transfer,
     read,
 )
-from trims.core.errors import InUseError, TrimsError
+from trims.core.errors import InUseError, LostPeerError, TrimsError
 from trims.wire import trims_pb2 as pb
 from trims.wire import trims_pb2_grpc
 from trims.wire.status import error_from
@@ -110,7 +112,10 @@ class Admin(_Door):
             made = self._stub.Register(request)
         if not lazy:
             try:
-                self.load(made.name, "disk", on_progress=on_progress)
+                if registration.is_fetched(request):
+                    self.pull(made.name, on_progress=on_progress)
+                else:
+                    self.load(made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
@@ -192,6 +197,45 @@ class Admin(_Door):
                     if progress.replica is not None:
                         return progress.replica
         raise _never_there(name)
+
+    def pull(self, name: str, *, update: bool = False, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+        """Fetch what lies at the address of a model's manifest, and make it ready to be opened.
+
+        Args:
+            name: A registered model whose manifest names an address.
+            update: Take what lies there now, also if it was something else when it was first seen.
+            on_progress: Called several times a second.
+
+        Returns:
+            The last message; its note says what was found.
+
+        Raises:
+            DigestMismatchError: It is something else than when it was first seen, without `update`.
+            SourceUnavailableError, SourceRefusedError, ArtifactNotFoundError, AddressRefusedError, NoSpaceError.
+        """
+        with self._errors():
+            return _last(self._stub.Pull(orders.message(pb.PullRequest, name=name, update=update)), name, on_progress)
+
+    def push(self, name: str, address: str, *, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+        """Write a model's image to an address (s3://, gs:// or az://), so that other machines can pull it.
+
+        Returns:
+            The last message; its note says what was written.
+
+        Raises ModelNotFoundError, SourceRefusedError, SourceUnavailableError, and what `load` raises.
+        """
+        with self._errors():
+            return _last(self._stub.Push(orders.message(pb.PushRequest, name=name, address=address)), name, on_progress)
+
+    def transfers(self) -> list[Transfer]:
+        """Return the transfers that run."""
+        with self._errors():
+            return [read(Transfer, each) for each in self._stub.Transfers(_NOTHING).transfers]
+
+    def prune(self) -> Pruned:
+        """Remove downloads that no registered model has. Nothing in the hub's cache is removed."""
+        with self._errors():
+            return read(Pruned, self._stub.Prune(_NOTHING))
 
     def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
         """Free a model's memory at a place, or everywhere; it stays registered.
@@ -318,7 +362,10 @@ class AsyncAdmin(_Door):
             made = await self._stub.Register(request)
         if not lazy:
             try:
-                await self.load(made.name, "disk", on_progress=on_progress)
+                if registration.is_fetched(request):
+                    await self.pull(made.name, on_progress=on_progress)
+                else:
+                    await self.load(made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
@@ -376,6 +423,30 @@ class AsyncAdmin(_Door):
                     if progress.replica is not None:
                         return progress.replica
         raise _never_there(name)
+
+    async def pull(
+        self, name: str, *, update: bool = False, on_progress: Callable[[Loading], None] | None = None
+    ) -> Loading:
+        """See `Admin.pull`."""
+        request = orders.message(pb.PullRequest, name=name, update=update)
+        with self._errors():
+            return await _last_of(self._stub.Pull(request), name, on_progress)
+
+    async def push(self, name: str, address: str, *, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+        """See `Admin.push`."""
+        request = orders.message(pb.PushRequest, name=name, address=address)
+        with self._errors():
+            return await _last_of(self._stub.Push(request), name, on_progress)
+
+    async def transfers(self) -> list[Transfer]:
+        """See `Admin.transfers`."""
+        with self._errors():
+            return [read(Transfer, each) for each in (await self._stub.Transfers(_NOTHING)).transfers]
+
+    async def prune(self) -> Pruned:
+        """See `Admin.prune`."""
+        with self._errors():
+            return read(Pruned, await self._stub.Prune(_NOTHING))
 
     async def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
         """See `Admin.evict`."""
@@ -486,3 +557,25 @@ def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
         asyncio.run(report())
     """
     return AsyncAdmin(runtime_dir)
+
+
+def _last(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
+    """Return the last message of a transfer. Raises LostPeerError if the daemon ended before."""
+    for message in messages:
+        progress = read(Loading, message)
+        if on_progress is not None:
+            on_progress(progress)
+        if progress.done:
+            return progress
+    raise LostPeerError(f"the daemon ended before the transfer of {name} did; what has come is kept")
+
+
+async def _last_of(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
+    """See `_last`."""
+    async for message in messages:
+        progress = read(Loading, message)
+        if on_progress is not None:
+            on_progress(progress)
+        if progress.done:
+            return progress
+    raise LostPeerError(f"the daemon ended before the transfer of {name} did; what has come is kept")

@@ -12,6 +12,7 @@ from trims.control.artifacts import check_text, manifest_for
 from trims.control.orders import message
 from trims.core.errors import CallerError, ManifestError
 from trims.documents import load_yaml
+from trims.manifests.addresses import check_address, is_address, local_artifact, name_for
 from trims.manifests.manifest import text_of_version
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
@@ -30,6 +31,8 @@ def register(source: Source, name: str | None, *, replace: bool, state_key: str 
     if isinstance(source, Mapping):
         _refuse_state_key("the mapping", state_key)
         return _registration(dict(source), "", replace=replace)
+    if isinstance(source, str) and is_address(source):
+        return _registration(_fetched(source, name, state_key), "", replace=replace)
     try:
         path = Path(source)
     except TypeError as error:
@@ -40,6 +43,22 @@ def register(source: Source, name: str | None, *, replace: bool, state_key: str 
 def register_again(model: Model) -> pb.RegisterRequest:
     """Put back the manifest that a model had."""
     return _registration(model.manifest, model.origin, replace=True)
+
+
+def _fetched(address: str, name: str | None, state_key: str | None) -> dict[str, Any]:
+    """Return a manifest for what lies at an address. Raises CallerError."""
+    if local_artifact(address) is None:
+        check_address(address)
+    options = {} if state_key is None else {"options": {"state_key": state_key}}
+    return {"name": name or name_for(address), "artifact": {"uri": address, **options}}
+
+
+def is_fetched(request: pb.RegisterRequest) -> bool:
+    """Return whether what a registration is for is fetched from an address."""
+    raw = load_yaml(request.manifest_yaml)
+    artifact = raw.get("artifact") if isinstance(raw, dict) else None
+    uri = artifact.get("uri") if isinstance(artifact, dict) else None
+    return isinstance(uri, str) and local_artifact(uri) is None
 
 
 def name_in(request: pb.RegisterRequest) -> str:

@@ -74,3 +74,5 @@ GPU = Place(TierKind.GPU)
 DISK = Place(TierKind.DISK)
 #: The artifact's own files.
 FILE = Place(TierKind.FILE)
+#: Images in other machines' keeping, such as objects in a bucket.
+CLOUD = Place(TierKind.CLOUD)

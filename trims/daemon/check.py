@@ -13,7 +13,7 @@ from trims.core.errors import (
     NotSupportedError,
     TrimsError,
 )
-from trims.core.place import FILE
+from trims.core.place import CLOUD, FILE
 from trims.tiers.base import DeviceTier
 from trims.tiers.transfer import digest_by_reading
 
@@ -51,7 +51,7 @@ def check_store(store: Store, *, verify: bool) -> Report:
         except (OSError, ValueError, TrimsError) as error:
             reason = f"it cannot be examined: {error}"
         if reason is None:
-            report.verified_bytes += nbytes if verify and job.place is not FILE else 0
+            report.verified_bytes += nbytes if verify and job.place not in (FILE, CLOUD) else 0
         elif read.is_sealed(job):  # else it left meanwhile, and what was examined may be another's by now
             report.findings.append(f"{job.key[:16]} at {job.place}: {reason}; it is taken out of service")
             store.report_broken(job.key, job.place, job.generation, reason)
@@ -62,6 +62,8 @@ def _examine(store: Store, extent: Extent | None, nbytes: int, *, verify: bool) 
     """Return what is wrong with a replica's memory, or None."""
     if extent is None:
         return "it is sealed in the books and has no memory"
+    if extent.place is CLOUD:  # nothing of it is here: its bytes are compared whenever they are fetched
+        return None
     with extent.reader() as fd:
         return _examine_open(store, extent, fd, nbytes, verify=verify)
 

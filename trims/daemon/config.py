@@ -26,6 +26,7 @@ from trims.manifests.manifest import TRUSTS
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
+from trims.sources.hosts import HostPolicy
 from trims.tiers.transfer import default_threads
 from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir, why_too_long
@@ -84,6 +85,12 @@ class Config:
         converters: How many run at once.
         workers: Fills that run at once.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
+        download_capacity_bytes: Files fetched from addresses, in the state folder. Default: as for images on disk.
+        fetch_connections: Connections of all transfers from addresses together.
+        fetch_bytes_per_s: Bandwidth of all transfers from addresses together; 0 for no limit.
+        fetch_patience_s: Seconds without a byte after which a transfer gives up; what has come is kept.
+        allow_hosts: Hosts and networks, with commas between, that redirects and manifests from elsewhere may lead to
+            although they are private; link-local ones only if they are listed.
         socket_mode: Permissions of the attach socket. 0600: this user only.
         tenants: The tenants file: who shares the machine, and how much each may hold. None: one user, without limits.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
@@ -127,6 +134,11 @@ class Config:
     converters: int = 2
     workers: int = 2
     behind_bytes_per_s: int = 512 << 20
+    download_capacity_bytes: int = 256 << 30
+    fetch_connections: int = 8
+    fetch_bytes_per_s: int = 0
+    fetch_patience_s: float = 120.0
+    allow_hosts: tuple[str, ...] = ()
     socket_mode: int = 0o600
     tenants: Path | None = None
     max_sessions: int = 4096
@@ -149,6 +161,8 @@ class Config:
             "workers",
             "converters",
             "max_sessions",
+            "fetch_connections",
+            "download_capacity_bytes",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
@@ -291,6 +305,13 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else tuple(shlex.split(str(value)))
 
 
+def _hosts(value: Any) -> tuple[str, ...]:
+    """Return the hosts of a line with commas, or of a list. Raises ConfigError for a network that is none."""
+    hosts = [each.strip() for each in (value if isinstance(value, list) else str(value).split(","))]
+    HostPolicy.parse(hosts)
+    return tuple(each for each in hosts if each)
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "runtime_dir": lambda value: Path(value).absolute(),
     "state_dir": lambda value: Path(value).absolute(),
@@ -318,6 +339,11 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "converters": int,
     "workers": int,
     "behind_bytes_per_s": parse_bytes,
+    "download_capacity_bytes": parse_bytes,
+    "fetch_connections": int,
+    "fetch_bytes_per_s": parse_bytes,
+    "fetch_patience_s": _limit_s,
+    "allow_hosts": _hosts,
     "socket_mode": _mode,
     "tenants": lambda value: Path(value).absolute() if str(value) else None,
     "max_sessions": int,
@@ -344,6 +370,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "environments_dir": default_folder(env),
         "cpu_capacity_bytes": _default_cpu_bytes(given),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
+        "download_capacity_bytes": _default_disk_bytes(state_dir),
     }
 
 

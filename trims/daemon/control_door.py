@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from trims.daemon.budget import Budget
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
+    from trims.daemon.transfers import Pushing, Transfers
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
     from trims.store.model_changes import Subscription
@@ -104,6 +105,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         version: Of the package.
         state_dir: Reported by Health.
         on_shutdown: Called with `purge` when a request asks the daemon to end.
+        transfers: Pulls and pushes.
         waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
     """
 
@@ -121,6 +123,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         version: str,
         state_dir: Path,
         on_shutdown: Callable[[bool], None],
+        transfers: Transfers,
         waits_for: Callable[[], str] = str,
     ) -> None:
         self._store = store
@@ -135,6 +138,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._endpoint = endpoint
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
+        self._transfers = transfers
         self._waits_for = waits_for
         self._started_at_s = time.monotonic()
         self._stopping = False
@@ -175,10 +179,20 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Unregister(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Empty:
         """Forget a name."""
+        manifest = self._known_manifest(request.name)
         self._registry.remove(request.name)
         self._store.retire(request.name)
+        if manifest is not None:
+            self._transfers.forgotten(manifest)
         self._model_changes.tell([request.name])
         return pb.Empty()
+
+    def _known_manifest(self, name: str) -> Manifest | None:
+        """Return a model's manifest; None if it cannot be read."""
+        try:
+            return self._registry.get(name)
+        except ManifestError:
+            return None
 
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
@@ -227,7 +241,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         return self._load_progress(request.name, place, pending, context)
 
     def _load_progress(
-        self, name: str, place: Place | None, pending: Pending, context: grpc.ServicerContext
+        self,
+        name: str,
+        place: Place | None,
+        pending: Pending,
+        context: grpc.ServicerContext,
+        note: Callable[[], str] = str,
     ) -> Iterator[pb.LoadProgress]:
         try:
             while not pending.done(_POLL_S):
@@ -241,8 +260,46 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         view = self._read.replica(loaded.key, loaded.place)
         seen = views.replica(view, self._attach.connections()) if view else None
         yield pb.LoadProgress(
-            phase="done", done_bytes=loaded.nbytes, total_bytes=loaded.nbytes, done=True, replica=seen
+            phase="done", done_bytes=loaded.nbytes, total_bytes=loaded.nbytes, done=True, replica=seen, note=note()
         )
+
+    @_guarded
+    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
+        """Fetch what lies at the address of a model's manifest."""
+        self._begin_stream(context)
+        pulling = self._transfers.pull(request.name, update=request.update)
+        context.add_callback(pulling.stop.set)  # also at its end, where nothing is left to stop
+        words = functools.partial(self._transfers.pulled, request.name)
+        return self._load_progress(request.name, None, pulling.pending, context, words)
+
+    @_guarded
+    def Push(self, request: pb.PushRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
+        """Write a model's image to an address."""
+        self._begin_stream(context)
+        return self._push_progress(self._transfers.push(request.name, request.address), context)
+
+    def _push_progress(self, pushing: Pushing, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
+        while not pushing.over.wait(_POLL_S):
+            yield views.push_progress(pushing)
+            if self._stopping or not context.is_active():
+                pushing.stop.set()
+                return
+        if isinstance(pushing.error, TrimsError):
+            abort(context, pushing.error)
+        elif pushing.error is not None:
+            raise pushing.error
+        yield views.push_progress(pushing)
+
+    @_guarded
+    def Transfers(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.TransferList:
+        """Return the transfers that run."""
+        return pb.TransferList(transfers=map(views.transfer, self._transfers.running()))
+
+    @_guarded
+    def Prune(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.PruneReply:
+        """Remove downloads that no registered model has."""
+        removed, nbytes = self._transfers.prune()
+        return pb.PruneReply(removed=removed, nbytes=nbytes)
 
     @_guarded
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -287,6 +344,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             self._devices,
             self._budget,
             endpoint=self._endpoint,
+            counts=self._transfers.counts(),
             tenants=views.tenants(self._read.accounts(), attach.tenants, attach.clients),
         )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trims
 from trims.core.errors import ConfigError
-from trims.core.place import CPU, DISK, FILE, Place
+from trims.core.place import CLOUD, CPU, DISK, FILE, Place
 from trims.core.policy.eviction import LeastRecentlyUsed, Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
@@ -29,6 +29,8 @@ from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
 from trims.daemon.notify import Notifier
 from trims.daemon.shutdown import Shutdown
+from trims.daemon.sources import Sources
+from trims.daemon.transfers import Transfers
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -181,8 +183,11 @@ class Daemon:
         self.catalog = Catalog(config.state_dir / "catalog.db")
         undo.callback(self.catalog.close)
         self.endpoint = endpoint_of(config)
+        self.sources = Sources(config, self.catalog)
+        undo.callback(self.sources.close)
         tiers, policies, gpu_off = self._open_tiers(undo)
         self.store = self._build_store(tiers, policies)
+        self.sources.remote.downloads.connect(self.store.reads_below)
         self._make_doors(gpu_off)
 
     def _open_tiers(self, undo: contextlib.ExitStack) -> tuple[list[Tier], dict[Place, Policy], str]:
@@ -192,11 +197,12 @@ class Daemon:
         for opened in (cpu_tier, disk_tier):
             tiers.append(opened(config))
             undo.callback(tiers[-1].close)
-        tiers.append(FileTier())
+        tiers += [FileTier(), self.sources.tier]
         policies: dict[Place, Policy] = {
             CPU: load_policy(config.cpu_policy),
             DISK: load_policy(config.disk_policy),
             FILE: LeastRecentlyUsed(),
+            CLOUD: LeastRecentlyUsed(),
         }
         self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
@@ -216,6 +222,7 @@ class Daemon:
             limits,
             always_hash=config.always_hash,
             in_place=config.trust == "identity",
+            remote=self.sources.remote,
         )
         settings = StoreSettings(
             keep_alive_s=config.keep_alive_s,
@@ -258,6 +265,7 @@ class Daemon:
             version=trims.__version__,
             state_dir=config.state_dir,
             on_shutdown=self.ask_to_end,
+            transfers=Transfers(self.store, self.registry, self.sources),
             waits_for=lambda: self.waits_for,
         )
 
@@ -298,6 +306,7 @@ class Daemon:
         self.attach.stop()
         for gpu in self.gpus:
             gpu.unwatch()
+        self.sources.close()  # first: what is fetched is kept, and workers wait for it
         self.store.stop(purge=self._purge)
         for gpu in self.gpus if self._purge else ():
             gpu.end_keeper()

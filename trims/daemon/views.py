@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trims.daemon.clients import Connection
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
+    from trims.daemon.transfers import Pushing
+    from trims.sources.fetcher import Running
     from trims.store.read_model import AccountView, LoadView, ReadModel, ReplicaView
     from trims.tenants import Tenants
 
@@ -67,11 +69,12 @@ def stats(
     *,
     endpoint: EndpointKeeper | None = None,
     tenants: Iterable[pb.TenantStats] = (),
+    counts: Mapping[str, int] | None = None,
 ) -> pb.StatsReply:
     """Return counters and tiers at one moment, and the devices, if they are asked for, at the next."""
     whole = read.whole()
     message = pb.StatsReply(
-        counters=whole.counters,
+        counters={**whole.counters, **(counts or {})},
         tiers=[
             pb.TierStats(
                 place=str(tier.place),
@@ -133,7 +136,29 @@ def types_of(infos: Iterable[pb.TensorInfo]) -> tuple[TensorType, ...]:
 
 def load_progress(view: LoadView) -> pb.LoadProgress:
     """Return how far a running load is."""
-    return pb.LoadProgress(phase=view.phase, done_bytes=view.done_bytes, total_bytes=view.total_bytes)
+    return pb.LoadProgress(
+        phase=view.phase, done_bytes=view.done_bytes, total_bytes=view.total_bytes,
+        fetched_bytes=view.fetched_bytes, bytes_per_s=view.bytes_per_s, left_s=view.left_s,
+    )  # fmt: skip
+
+
+def push_progress(pushing: Pushing) -> pb.LoadProgress:
+    """Return how far a push is."""
+    moved = pushing.moved
+    done, total = (0, 0) if moved is None else (moved.done_bytes, moved.total_bytes)
+    over = pushing.over.is_set()
+    return pb.LoadProgress(
+        phase="done" if over else "pushing", done_bytes=done, total_bytes=total, done=over, note=pushing.note
+    )
+
+
+def transfer(running: Running) -> pb.Transfer:
+    """Return a transfer that runs."""
+    moved = running.moved
+    return pb.Transfer(
+        address=running.address, what=running.what, done_bytes=moved.done_bytes, total_bytes=moved.total_bytes,
+        fetched_bytes=moved.fetched_bytes, bytes_per_s=running.rate, left_s=running.left_s,
+    )  # fmt: skip
 
 
 def change(changed: Changed, names: Sequence[str]) -> pb.Change:

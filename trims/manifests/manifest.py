@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from trims.core.errors import ManifestError
+from trims.core.errors import CallerError, ManifestError
 from trims.core.place import ANYWHERE, Place
 from trims.core.units import parse_bytes
+from trims.manifests.addresses import check_address, local_artifact
 from trims.manifests.fields import CALL, about, check_inside, matching, one_of, parse, written
 from trims.manifests.packages import PACKAGE_SCHEMA, parse_package
 from trims.manifests.predictor import PredictorSettings, Seconds
@@ -64,6 +65,13 @@ def _path(raw: object, where: str) -> object:
     return _unless_empty(raw, where)
 
 
+def _address(raw: object, where: str) -> object:
+    del where
+    if not isinstance(raw, str):
+        return raw
+    return None if raw == "" else check_address(raw)
+
+
 def _digests(raw: object, where: str) -> object:
     for file, digest in raw.items() if isinstance(raw, Mapping) else ():
         check_inside(str(file))
@@ -104,11 +112,20 @@ class Builder(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the artifact comes from: exactly one of `path`, `package` and `builder`."""
+    """Where the artifact comes from: exactly one of `path`, `package`, `builder` and `uri`."""
 
     path: Annotated[str | None, written(_path, {"type": "string"}, "Absolute, or inside the manifest's folder.")] = None
     package: Annotated[tuple[str, str] | None, written(parse_package, PACKAGE_SCHEMA)] = None
     builder: Annotated[Builder | None, about("Makes the files once.")] = None
+    uri: Annotated[
+        str | None,
+        written(
+            _address,
+            {"type": "string", "pattern": "^[a-z][a-z0-9+.-]+:"},
+            "An address: https://, s3://bucket/key, gs://, az://, hf://org/name@revision; also file:, pkg:// and "
+            "build://, for path, package and builder.",
+        ),
+    ] = None
     format: Annotated[str | None, written(_unless_empty, {"type": "string"}, "Converter to use; absent: detected.")] = (
         None
     )
@@ -128,8 +145,8 @@ class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
     options: Annotated[Mapping[str, Any], about("For the converter of the format.")] = {}
 
     def __post_init__(self) -> None:
-        if sum(each is not None for each in (self.path, self.package, self.builder)) != 1:
-            raise ValueError("needs exactly one of path, package and builder")
+        if sum(each is not None for each in (self.path, self.package, self.builder, self.uri)) != 1:
+            raise ValueError("needs exactly one of path, package, builder and uri")
 
 
 class ResidencySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -199,9 +216,24 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
 
 
+def _without_local_address(raw: object) -> object:
+    """Return a manifest whose address of something on this machine is written as `path`, `package` or `builder`."""
+    artifact = raw.get("artifact") if isinstance(raw, Mapping) else None
+    uri = artifact.get("uri") if isinstance(artifact, Mapping) else None
+    try:
+        local = local_artifact(uri) if isinstance(uri, str) else None
+    except (CallerError, ValueError) as error:
+        raise ManifestError(f"manifest: artifact.uri: {error}") from error
+    if local is None or not isinstance(raw, Mapping) or not isinstance(artifact, Mapping):
+        return raw
+    if any(artifact.get(each) is not None for each in ("path", "package", "builder")):
+        return raw  # refused as more than one
+    return {**raw, "artifact": {**{name: value for name, value in artifact.items() if name != "uri"}, **local}}
+
+
 def parse_manifest(raw: object, origin: str = "") -> Manifest:
     """Check a mapping as read from YAML. Raises ManifestError naming the field and the remedy."""
     name = raw.get("name") if isinstance(raw, Mapping) else None
     stated = isinstance(name, str) and re.match(_NAME, name)
-    made = parse(Manifest, raw, str(name) if stated else "manifest")
+    made = parse(Manifest, _without_local_address(raw), str(name) if stated else "manifest")
     return msgspec.structs.replace(made, origin=origin)

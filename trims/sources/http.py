@@ -95,15 +95,14 @@ class Http:
         self._used: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def variant(self, *, stall_s: float | None = None, named: Iterable[str] = ()) -> Http:
-        """Return a client with connections of its own, under the same policy.
+    def naming(self, *hosts: str, stall_s: float | None = None) -> Http:
+        """Return a client with connections of its own that may also reach these hosts, which an operator named.
 
         Args:
+            hosts: Names, or none.
             stall_s: See the class; by default as here.
-            named: Hosts that an operator has named besides.
         """
-        policy = self._policy.naming(*named)
-        return Http(policy, stall_s=self._stall_s if stall_s is None else stall_s, tls=self._tls)
+        return Http(self._policy.naming(*hosts), stall_s=self._stall_s if stall_s is None else stall_s, tls=self._tls)
 
     def request(
         self,
@@ -113,6 +112,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         secret: Mapping[str, str] | None = None,
         follow: bool = True,
+        most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Answer:
         """Return the answer to a request, whatever its status.
 
@@ -122,11 +122,12 @@ class Http:
             headers: Sent to each server on the way.
             secret: Sent to the origin of `url` only.
             follow: Follow redirects.
+            most_bytes: Of a body that is wanted; what comes beyond is not read, if fewer than in any answer are.
 
         Raises SourceUnavailableError, AddressRefusedError, ArtifactError for an answer that is no HTTP or too long.
         """
         with self._exchange(method, url, headers or {}, secret or {}, follow=follow) as (response, where):
-            body = response.read(MOST_ANSWER_BYTES + 1) if method != "HEAD" else b""
+            body = response.read(most_bytes + (most_bytes == MOST_ANSWER_BYTES))
             if len(body) > MOST_ANSWER_BYTES:
                 raise ArtifactError(f"{shown(url)} answers with more than {MOST_ANSWER_BYTES >> 20} MiB")
             return Answer(response.status, cast("Mapping[str, str]", response.headers), body, where)

@@ -158,9 +158,9 @@ class _Look:
     def __init__(
         self, address: HubAddress, environment: HubEnvironment, repository: CachedRepository, http: Http
     ) -> None:
-        named = {urlsplit(environment.endpoint).hostname or ""}  # by the operator, who has set the endpoint
+        host = urlsplit(environment.endpoint).hostname or ""  # which the operator named with the endpoint
         self.address = address
-        self.http, self.quick = http.variant(named=named), http.variant(named=named, stall_s=environment.timeout_s)
+        self.http, self.quick = http.naming(host), http.naming(host, stall_s=environment.timeout_s)
         self._environment, self._repository = environment, repository
 
     def open(self) -> HubSnapshot:

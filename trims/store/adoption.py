@@ -12,7 +12,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.place import DISK
+from trims.core.place import CLOUD, DISK
 from trims.core.residency.admission import STAYS
 from trims.core.residency.events import Adopted
 
@@ -74,7 +74,7 @@ class Adoption:
 
     def _keep_alive_of(self, key: str, place: Place) -> float | None:
         """Return what the manifests of an image's names said when they were last opened: the longest counts."""
-        if place is DISK:
+        if place in (DISK, CLOUD):
             return STAYS.seconds
         stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self._catalog.manifests_of(key)]
         longest = None if None in stated else max(stated, default=None)
@@ -135,6 +135,7 @@ class Adoption:
             cost_s=record.cost_s if record else 0.0,
             keep_alive_s=self._keep_alive_of(extent.key, tier.place),
             verified=lent,
+            descriptors=int(extent.fd >= 0),
         )
         self._feed(event)
         replica = self._residency.find(event.key, event.place)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.background.rate_limit import RateLimiter
-from trims.core.place import FILE
+from trims.core.place import CLOUD, FILE
 from trims.core.residency.events import Event, Filled
 from trims.core.residency.residency import Residency
 from trims.store.adoption import Adoption
+from trims.store.cloud_replicas import CloudReplicas
 from trims.store.device_leases import DeviceLeases
 from trims.store.fill.completion import Fills
 from trims.store.fill.runner import Runner, converter_of
@@ -31,6 +32,7 @@ from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
 from trims.store.work import PoolsByMount, thread_pool
 from trims.tiers.base import DeviceTier
+from trims.tiers.cloud import CloudTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -167,22 +169,25 @@ def build_store(
     shell = Shell(residency, runner, watchers, SessionNotices(), counters, verify=settings.verify, clock=world.clock)
     orders = OrderEvents(feed, residency, shell, runner, catalog, clock=world.clock)
     pins, workspaces = Pins(catalog, resolver, by_place, orders.pin_changed), Workspaces(catalog)
+    cloud = by_place.get(CLOUD)
+    clouds = CloudReplicas(cloud, shell, runner, feed, world.clock) if isinstance(cloud, CloudTier) else None
     opens = Opens(
         shell, resolver, pins, workspaces, counters=counters, due_at=ticker.look_again,
         keep_alive_s=settings.keep_alive_s, pools=world.pools, pace=rate_limiter, readers=readers, clock=world.clock,
+        know=None if clouds is None else clouds.know,
     )  # fmt: skip
     fills = Fills(
         residency, shell, runner, catalog, by_place, counters=counters, have=opens.have, retire=orders.retire_image
     )
     feed.connect(fills, shell)
     shell.connect(again=opens.again, filled=fills.follow)
-    resolver.connect(superseded=fills.supersede, changed=model_changes.tell)
+    resolver.connect(superseded=fills.supersede, changed=model_changes.tell, is_on_host=shell.is_on_host)
     return Store(
         Parts(
             tiers=by_place, resolver=resolver, catalog=catalog, counters=counters, residency=residency, runner=runner,
             shell=shell, orders=orders, pins=pins, opens=opens, watchers=watchers,
             model_changes=model_changes, ticker=ticker, readers=readers,
-            rate_limiter=rate_limiter, feed=feed, clock=world.clock,
+            rate_limiter=rate_limiter, feed=feed, clock=world.clock, clouds=clouds,
             read=ReadModel(
                 residency=residency, shell=shell, runner=runner, catalog=catalog, resolver=resolver,
                 counters=counters, clock=world.clock,

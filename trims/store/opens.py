@@ -22,11 +22,12 @@ from trims.core.errors import (
     InUseError,
     ModelNotFoundError,
     NotInPlaceError,
+    NotSupportedError,
     TooLargeError,
     TrimsError,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, FILE, Place, TierKind
+from trims.core.place import CLOUD, CPU, DISK, FILE, Place, TierKind
 from trims.core.residency.admission import IN_PLACE_STAYS, STAYS
 from trims.core.residency.events import KeepAlive, Requested
 from trims.core.residency.timer_heap import TimerHeap
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.shell import Shell
     from trims.store.work import Pools, PoolsByMount
+    from trims.tiers.cloud import CloudImage
 
 #: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
 _TERMS_KEPT = 4096
@@ -66,6 +68,7 @@ class Opens:
         pace: Of files that are hashed behind their readers.
         readers: Workers of lookups that are shared with others; see `Lookups`.
         clock: Monotonic seconds.
+        know: Takes an image at an address into the books.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Opens:
         pace: RateLimiter | None = None,
         readers: PoolsByMount | None = None,
         clock: Callable[[], float] = time.monotonic,
+        know: Callable[[CloudImage], None] | None = None,
     ) -> None:
         self._shell = shell
         self._resolver = resolver
@@ -91,6 +95,7 @@ class Opens:
         self._due_at = due_at
         self._keep_alive_s = keep_alive_s
         self._clock = clock
+        self._know = know
         self._tickets = itertools.count(1)
         #: Names that are being hashed behind their readers, and those that will be once their files rest.
         self._learning: set[str] = set()
@@ -266,6 +271,9 @@ class Opens:
         if stated is FILE:
             self._request_file(ask, resolved)
             return
+        if stated is CLOUD:
+            ask.answer(NotSupportedError(f"{resolved.name} cannot be read in the cloud; open it at cpu, disk or gpu"))
+            return
         terms = self._terms.get(resolved.name)
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
@@ -299,6 +307,8 @@ class Opens:
 
     def _terms_of(self, resolved: Resolved) -> ResidencyOptions:
         """Return a name's options; when it is first opened after a look, take note of all its manifest states."""
+        if resolved.cloud is not None and self._know is not None:
+            self._know(resolved.cloud)
         self._pins.stated(resolved, resolved.epoch)
         self._workspace.stated(resolved)
         terms = ResidencyOptions.of(resolved, self._keep_alive_s)

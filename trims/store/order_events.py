@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InUseError, TrimsError
-from trims.core.place import DISK
+from trims.core.errors import InUseError, NotSupportedError, TrimsError
+from trims.core.place import CLOUD, DISK
 from trims.core.residency.events import (
     DrainRequested,
     EvictRequested,
@@ -90,7 +90,10 @@ class OrderEvents:
         Raises:
             InUseError: A replica is leased, without `drain`; the image is called `name` in it.
         """
-        there = [replica.id for replica in self._shell.places_of(key) if place in (None, replica.place)]
+        if place is CLOUD:
+            raise NotSupportedError("what lies in the cloud is not this daemon's to free; `trims rm` forgets the model")
+        mine = [replica.id for replica in self._shell.places_of(key) if replica.place is not CLOUD]
+        there = [replica for replica in mine if place in (None, replica.place)]
         for replica in there:
             try:
                 self._evict(key, replica.place, drain=drain)

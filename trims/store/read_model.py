@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trims.core.residency.residency import Residency
     from trims.manifests.manifest import Manifest
     from trims.manifests.serving import Signature
+    from trims.sources.fetcher import Running
     from trims.store.catalog import Catalog
     from trims.store.fill.runner import Runner
     from trims.store.resolve.resolver import Resolver
@@ -117,12 +118,18 @@ class LoadView:
     """Progress of a load.
 
     Attributes:
-        phase: `resolving`, `queued`, `filling`, or the state of the replica.
+        phase: `resolving`, `fetching`, `queued`, `filling`, or the state of the replica.
+        fetched_bytes: Over a network, now.
+        bytes_per_s: Lately, of those.
+        left_s: Seconds until the end at this rate; None if that is unknown.
     """
 
     phase: str
     done_bytes: int = 0
     total_bytes: int = 0
+    fetched_bytes: int = 0
+    bytes_per_s: float = 0.0
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +322,12 @@ class ReadModel:
 
     def load(self, name: str, place: Place | None) -> LoadView:
         """Return how far a running load is; `place` None stands for the place that the manifest says."""
+        running = self._fetching(name)
+        if running is not None:
+            moved = running.moved
+            return LoadView(
+                "fetching", moved.done_bytes, moved.total_bytes, moved.fetched_bytes, running.rate, running.left_s
+            )
         known = self._resolver.remembered(name)
         if known is None:
             return LoadView("resolving")
@@ -324,6 +337,14 @@ class ReadModel:
             return LoadView(found.state.value if found else "queued")
         progress = self._runner.progress(known.key, where)
         return LoadView("filling", progress.done_bytes if progress else 0, found.nbytes)
+
+    def _fetching(self, name: str) -> Running | None:
+        """Return the transfer of the files that a name's manifest gives the address of; None if none runs."""
+        remote = self._resolver.remote
+        if remote is None or remote.is_idle:
+            return None
+        uri = self._resolver.manifest(name).artifact.uri
+        return None if uri is None else remote.progress(uri)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from trims.core.errors import (
     TooLargeError,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK
+from trims.core.place import CLOUD, CPU, DISK
 from trims.core.replica import ReplicaId, State
 from trims.core.residency.events import (
     Abandon,
@@ -278,6 +278,12 @@ class Shell:
         with self.lock:
             replica = self._residency.find(key, place)
             return replica is not None and replica.id in self._runner.sealed
+
+    def is_on_host(self, key: str) -> bool:
+        """Return whether sessions on this machine can read the image now."""
+        with self.lock:
+            places = self._residency.places_of(key)
+            return any(found.state is State.SEALED and found.place is not CLOUD for found in places)
 
     def verify_next(self, key: str, place: Place) -> bool:
         """Verify next an image that an earlier daemon left there unverified. Return whether there is one."""

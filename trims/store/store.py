@@ -20,6 +20,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
+from trims.core.place import FILE
 from trims.core.residency.events import (
     Closed,
     Event,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trims.memory.pages import Pages
     from trims.store.adoption import Adoption
     from trims.store.catalog import Catalog
+    from trims.store.cloud_replicas import CloudReplicas
     from trims.store.device_leases import DeviceLeases
     from trims.store.fill.runner import Runner
     from trims.store.model_changes import ModelChanges
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from trims.store.watchers import Watchers
     from trims.store.work import PoolsByMount
     from trims.tiers.base import Tier
+    from trims.tiers.cloud import CloudImage
 
 log = logging.getLogger(__name__)
 #: Seconds for which a description of a model waits for a look at its file.
@@ -85,6 +88,7 @@ class Parts:
     read: ReadModel
     adoption: Adoption
     device_leases: DeviceLeases
+    clouds: CloudReplicas | None = None
 
 
 class Store:
@@ -142,6 +146,17 @@ class Store:
             self._orders.purge()
         self.runner.stop()
         self._parts.rate_limiter.copiers.close()
+
+    def reads_below(self, folder: Path) -> bool:
+        """Return whether an artifact's own files below a folder are served now."""
+        begin = f"{folder}/"
+        extents = [each for each in self.runner.extents().values() if each.place is FILE]
+        return any(each.label.startswith(begin) for each in extents)
+
+    def know_in_cloud(self, image: CloudImage) -> None:
+        """Take an image that lies at an address into the books."""
+        if self._parts.clouds is not None:
+            self._parts.clouds.know(image)
 
     # -- sessions and requests -------------------------------------------------------------------------------------
 

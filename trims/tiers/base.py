@@ -35,6 +35,7 @@ __all__ = [
     "Draft",
     "Extent",
     "InPlaceTier",
+    "RemoteTier",
     "Tier",
     "TierSettings",
     "explain_descriptors",
@@ -90,8 +91,9 @@ class Extent:
     Attributes:
         key: Image key.
         digest: blake3 of all bytes, hex; empty while that is unknown, which only the tier of files allows.
-        fd: Read-only descriptor, owned by the tier, open until `free`. A thread that may run beside `free` uses
-            `reader` instead: the kernel gives the number of a closed descriptor to the next file.
+        fd: Read-only descriptor, owned by the tier, open until `free`; -1 where this machine has no bytes of it. A
+            thread that may run beside `free` uses `reader` instead: the kernel gives the number of a closed descriptor
+            to the next file.
         label: For the tier's own use; shows where the bytes are.
         fresh: True if the bytes were checked in this daemon's life.
         identity: `identity_of` the file when it was sealed, found or verified; another one means that it was touched.
@@ -141,7 +143,8 @@ class Extent:
             if not self._closed:
                 self._closed = True
                 for fd in (self.fd, *(part.fd for part in self.pages)):
-                    os.close(fd)
+                    if fd >= 0:
+                        os.close(fd)
 
 
 @runtime_checkable
@@ -256,6 +259,26 @@ class InPlaceTier(Tier, Protocol):
 
         Raises ArtifactError if a file is gone or is another one than was planned with, CapacityError without a
         descriptor.
+        """
+        ...
+
+
+@runtime_checkable
+class RemoteTier(Tier, Protocol):
+    """A tier of images in other machines' keeping. Nothing is made there by a fill: there are no drafts."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Return True."""
+        ...
+
+    def fetch(
+        self, extent: Extent, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+    ) -> None:
+        """Fill a draft of the host from a replica there; its checksums are compared on the way.
+
+        Raises ImageError if the bytes are not those that were described, SourceUnavailableError and the like if they
+        cannot be had now, LostPeerError once `stopped()` is true.
         """
         ...
 

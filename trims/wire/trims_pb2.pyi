@@ -47,19 +47,75 @@ class LoadRequest(_message.Message):
     deadline_s: float
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
+class PullRequest(_message.Message):
+    __slots__ = ("name", "update")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    update: bool
+    def __init__(self, name: _Optional[str] = ..., update: bool = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Transfer(_message.Message):
+    __slots__ = ("address", "done_bytes", "total_bytes", "fetched_bytes", "bytes_per_s", "left_s", "what")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    done_bytes: int
+    total_bytes: int
+    fetched_bytes: int
+    bytes_per_s: float
+    left_s: float
+    what: str
+    def __init__(self, address: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., what: _Optional[str] = ...) -> None: ...
+
+class TransferList(_message.Message):
+    __slots__ = ("transfers",)
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
+    def __init__(self, transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
+
+class PruneReply(_message.Message):
+    __slots__ = ("removed", "nbytes")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    nbytes: int
+    def __init__(self, removed: _Optional[_Iterable[str]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
 class LoadProgress(_message.Message):
-    __slots__ = ("phase", "done_bytes", "total_bytes", "done", "replica")
+    __slots__ = ("phase", "done_bytes", "total_bytes", "done", "replica", "fetched_bytes", "bytes_per_s", "left_s", "note")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     phase: str
     done_bytes: int
     total_bytes: int
     done: bool
     replica: Replica
-    def __init__(self, phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., done: bool = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+    fetched_bytes: int
+    bytes_per_s: float
+    left_s: float
+    note: str
+    def __init__(self, phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., done: bool = ..., replica: _Optional[_Union[Replica, _Mapping]] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("name", "place", "drain")

@@ -29,6 +29,26 @@ class ControlStub(object):
                 request_serializer=trims_dot_wire_dot_trims__pb2.LoadRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
                 )
+        self.Pull = channel.unary_stream(
+                '/trims.v1.Control/Pull',
+                request_serializer=trims_dot_wire_dot_trims__pb2.PullRequest.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
+                )
+        self.Push = channel.unary_stream(
+                '/trims.v1.Control/Push',
+                request_serializer=trims_dot_wire_dot_trims__pb2.PushRequest.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
+                )
+        self.Transfers = channel.unary_unary(
+                '/trims.v1.Control/Transfers',
+                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.TransferList.FromString,
+                )
+        self.Prune = channel.unary_unary(
+                '/trims.v1.Control/Prune',
+                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.PruneReply.FromString,
+                )
         self.Evict = channel.unary_unary(
                 '/trims.v1.Control/Evict',
                 request_serializer=trims_dot_wire_dot_trims__pb2.EvictRequest.SerializeToString,
@@ -120,6 +140,34 @@ class ControlServicer(object):
 
     def Load(self, request, context):
         """Have a model at a place. Streams progress; the last message has done = true.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pull(self, request, context):
+        """Fetch what lies at the address of a model's manifest, and make it ready to be opened. Streams progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Push(self, request, context):
+        """Write a model's image, with what it takes to open it elsewhere, to an address. Streams progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transfers(self, request, context):
+        """Transfers that run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prune(self, request, context):
+        """Remove downloads that no registered model has. Answers what was removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,6 +283,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=trims_dot_wire_dot_trims__pb2.LoadRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.LoadProgress.SerializeToString,
+            ),
+            'Pull': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.PullRequest.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.LoadProgress.SerializeToString,
+            ),
+            'Push': grpc.unary_stream_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.PushRequest.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.LoadProgress.SerializeToString,
+            ),
+            'Transfers': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transfers,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.TransferList.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.PruneReply.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -364,6 +432,74 @@ class Control(object):
         return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/Load',
             trims_dot_wire_dot_trims__pb2.LoadRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/Pull',
+            trims_dot_wire_dot_trims__pb2.PullRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Push(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/Push',
+            trims_dot_wire_dot_trims__pb2.PushRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.LoadProgress.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Transfers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Transfers',
+            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.TransferList.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Prune',
+            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.PruneReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -30,7 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     evaluate.add_argument("input", nargs="*", help=text)
     evaluate.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help="see trims run")
-    text = "tiers to start from, with commas between: file, disk, cpu, gpu (default: file,disk,cpu)"
+    text = "tiers to start from, with commas between: cloud, file, disk, cpu, gpu (default: file,disk,cpu)"
     evaluate.add_argument("--from", dest="tiers", help=text)
     text = "ways to start, with commas between: alone, fresh, template, hot, settled (default: all)"
     evaluate.add_argument("--how", dest="ways", help=text)

@@ -21,7 +21,8 @@ _FRESH_S = 2.0
 #: A daemon that does not answer within this counts as away, and the page has no figures of it.
 _PATIENCE_S = 1.0
 #: Counter of the daemon -> label of what follows the dot in its name, such as `fills.cpu`.
-_LABELS = {"fills": "place", "evictions": "place", "frees": "place", "filled_bytes": "place", "refused": "code"}
+_LABELS = {"fills": "place", "evictions": "place", "frees": "place", "filled_bytes": "place", "refused": "code",
+           "transfers": "kind", "transfer_failures": "code"}  # fmt: skip
 
 
 class DaemonFigures:
@@ -61,7 +62,7 @@ def figures(stats: Stats | None) -> Iterator[Metric]:
     for tier in stats.tiers:
         used.add_metric((tier.place,), tier.charged_bytes)
         replicas.add_metric((tier.place,), tier.replicas)
-        if tier.place != "file":  # artifacts that are served in place have no limit of ours
+        if tier.place not in ("file", "cloud"):  # what is served in place, or kept elsewhere, has no limit of ours
             room.add_metric((tier.place,), tier.capacity_bytes)
     yield from (used, room, replicas)
     yield GaugeMetricFamily("trims_daemon_sessions", "Connected clients.", value=stats.sessions)

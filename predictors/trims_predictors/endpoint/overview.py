@@ -94,8 +94,8 @@ def _places(stats: Stats) -> list[dict[str, Any]]:
         {
             "place": tier.place,
             "used_bytes": tier.charged_bytes,
-            # Artifacts that are served in place have no limit of ours.
-            "capacity_bytes": None if tier.place == "file" else tier.capacity_bytes,
+            # What is served in place, or kept elsewhere, has no limit of ours.
+            "capacity_bytes": None if tier.place in ("file", "cloud") else tier.capacity_bytes,
             "replicas": tier.replicas,
             "policy": tier.policy,
             "device": devices[tier.place].name if tier.place in devices else "",

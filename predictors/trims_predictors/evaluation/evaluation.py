@@ -32,7 +32,7 @@ _SAMPLE = "sample"
 #: Tier of a start that needs none.
 ANY_TIER = "-"
 #: The framework alone knows only its file, which is in memory or not.
-_OF_ALONE = {"file": "file", "disk": "file", "cpu": "cpu", "gpu": "cpu"}
+_OF_ALONE = {"cloud": "file", "file": "file", "disk": "file", "cpu": "cpu", "gpu": "cpu"}
 
 #: Tier, way and batch of samples.
 Where = tuple[str, str, int]

@@ -18,11 +18,11 @@ STAGES = {
     "process": "process", "prepare": "import framework", "connect": "connect", "open": "open", "ask": "open",
     "serve": "open", "resolve": "open", "plan": "open", "open.file": "open", "map": "attach", "import": "import code",
     "load": "build", "input": "run", "preprocess": "run", "predict": "run", "postprocess": "run", "output": "run",
-    "run": "run", "framework": "import framework", "convert": "convert",
+    "run": "run", "framework": "import framework", "convert": "convert", "fetch": "fetch",
 }  # fmt: skip
 #: Order in which stages are shown; `fill` and `copy` of a tier come after `open`.
 ORDER = (
-    "process", "import framework", "connect", "open", "convert", "tier", "attach", "import code", "build", "run",
+    "process", "import framework", "connect", "open", "fetch", "convert", "tier", "attach", "import code", "build", "run",
     UNATTRIBUTED,
 )  # fmt: skip
 

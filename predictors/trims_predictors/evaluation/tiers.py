@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trims.control import AsyncAdmin, Model
 
-TIERS = ("file", "disk", "cpu", "gpu")
+TIERS = ("cloud", "file", "disk", "cpu", "gpu")
 #: Part of a file's bytes that may be in memory for a start that counts as one from disk.
 _MOST_CACHED = 0.01
 #: Tries of an eviction, and seconds between two: a copy behind the last reader may be under way, which takes a large
@@ -35,7 +35,8 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[st
     Args:
         daemon: Its control door.
         model: As registered.
-        tier: Of `TIERS`. `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
+        tier: Of `TIERS`. `cloud`: the image is at an address, and neither it nor the artifact's bytes are in memory or
+            on disk as an image; `file`: no image is anywhere, and the artifact's bytes are not in memory; `disk`: the image
             is on disk and not in memory; `cpu` and `gpu`: it is there.
         artifact: Files of its artifact: see `artifact_files`, which may read them and is not asked here.
         alone: For the framework alone, which reads the artifact: `file`: it is not in memory; `cpu`: it is.
@@ -65,6 +66,10 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[st
     for replica in shown.replicas:
         if replica.place.startswith("gpu"):
             await _evict(daemon, model, replica.place)
+    if tier == "cloud":
+        if not any((each.place, each.state) == ("cloud", "sealed") for each in shown.replicas):
+            raise Unreachable("no image of it is in the cloud; `trims push` writes one")
+        return
     await _bring_files(artifact if tier == "file" else _on_disk(shown), cached=False)
 
 
@@ -85,6 +90,9 @@ async def verify(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[s
         right = share <= _MOST_CACHED if tier == "file" else share >= 1 - _MOST_CACHED
         return "" if right else f"{share:.0%} of its file is in memory"
     there = {each.place.partition(":")[0] for each in shown.replicas if each.state == "sealed" and each.place != "file"}
+    if tier == "cloud":
+        return "" if there == {"cloud"} else f"its image is at {', '.join(sorted(there)) or 'no place'}"
+    there.discard("cloud")
     wanted: dict[str, set[str]] = {"file": set(), "disk": {"disk"}, "cpu": {"cpu"}, "gpu": {"gpu"}}
     if tier in ("file", "disk"):
         if there != wanted[tier]:

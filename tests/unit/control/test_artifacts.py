@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trims.control.artifacts import _WEIGHTS, _name_for, manifest_for
+from trims.control.artifacts import _name_for, manifest_for
 from trims.core.errors import ArtifactNotFoundError, CallerError
+from trims.formats.folders import WEIGHTS as _WEIGHTS
 from trims.manifests.manifest import parse_manifest
 
 

@@ -83,7 +83,7 @@ def test_a_pin_holds_until_it_is_taken_back(admin: Admin, checkpoint: Callable[.
 def test_status_and_check_tell_of_the_daemon(admin: Admin, daemon: Daemon) -> None:
     status = admin.status()
     assert (status.health.status, status.health.boot) == ("serving", daemon.boot)
-    assert {tier.place for tier in status.stats.tiers} == {"cpu", "disk", "file"}
+    assert {tier.place for tier in status.stats.tiers} == {"cpu", "disk", "file", "cloud"}
     assert admin.check(verify=True).findings == ()
     admin.drain()
     assert admin.status().health.status == "draining"

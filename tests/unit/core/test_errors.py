@@ -53,7 +53,7 @@ def test_an_unknown_code_is_said_and_not_lost() -> None:
 
 def test_a_class_says_whether_asking_again_can_help() -> None:
     again = {code for code, cls in error_classes().items() if cls.retryable}
-    lost = {"lost_peer", "daemon_away", "draining", "device_lost"}
+    lost = {"lost_peer", "daemon_away", "draining", "device_lost", "source_unavailable"}
     assert again == {"in_use", "capacity", "no_space", "quota", "busy", "deadline", "artifact_changed"} | lost
     assert not TooLargeError.retryable
     assert issubclass(TooLargeError, CapacityError)

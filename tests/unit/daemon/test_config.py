@@ -109,7 +109,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "trace": "yes", "trace_level": "System",
-        "tenants": "/t.yaml", "max_sessions": "77", "always_hash": "yes", "trust": "verified",
+        "tenants": "/t.yaml", "max_sessions": "77", "download_capacity_bytes": "1GiB", "fetch_connections": "3", "fetch_bytes_per_s": "1MiB",
+        "fetch_patience_s": "9", "allow_hosts": "models.lan, 10.0.0.0/8", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
         "log_format": "JSON",
     }  # fmt: skip

@@ -247,7 +247,7 @@ def test_a_check_and_the_figures_tell_what_is_there(stub: Any, manifest: Callabl
     report = stub.Check(pb.CheckRequest(verify=True))
     assert (list(report.findings), report.replicas, report.verified_bytes) == ([], 1, last.replica.nbytes)
     stats = stub.Stats(pb.Empty())
-    assert {tier.place: tier.replicas for tier in stats.tiers} == {"cpu": 1, "disk": 0, "file": 0}
+    assert {tier.place: tier.replicas for tier in stats.tiers} == {"cpu": 1, "disk": 0, "file": 0, "cloud": 0}
     assert (stats.counters["prefetches"], stats.gpu_off, stats.sessions) == (1, "gpus is none", 0)
 
 

@@ -61,7 +61,7 @@ def test_the_whole_sums_up_what_its_replicas_say(daemon: Daemon, asker: Asker, c
     daemon.store.load(f"file:{checkpoint('a')}", DISK).result(WAIT_S)
     whole, views = daemon.store.read.whole(), daemon.store.read.replicas()
     tiers = {str(tier.place): tier for tier in whole.tiers}
-    assert {name: tier.replicas for name, tier in tiers.items()} == {"cpu": 2, "disk": 1, "file": 0}
+    assert {name: tier.replicas for name, tier in tiers.items()} == {"cpu": 2, "disk": 1, "file": 0, "cloud": 0}
     for name, tier in tiers.items():
         assert tier.charged_bytes == sum(view.nbytes for view in views if str(view.id.place) == name)
     assert [tiers["cpu"].leases, tiers["disk"].leases, whole.leases] == [2, 0, 2]

@@ -655,7 +655,7 @@ class Admission:
     def _surplus_image(self) -> Replica | None:
         """Return the image on the host that has been idle longest."""
         ledger = self._ledger
-        hosts = [place for place in ledger.capacity.at if place.tier is not TierKind.GPU]
+        hosts = [place for place in ledger.capacity.at if place.tier not in (TierKind.GPU, TierKind.CLOUD)]
         victims = [(ledger.capacity.at[place].next_victim(spare_promised=True), place) for place in hosts]
         idle = [ledger.table.replicas[key, place] for key, place in victims if key is not None]
         return min(idle, key=lambda replica: replica.last_used_s, default=None)

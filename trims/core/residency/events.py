@@ -189,9 +189,11 @@ class PinChanged(Event):
 
 @event_record
 class Adopted(Event):
-    """A restarted daemon found a sealed replica.
+    """A restarted daemon found a sealed replica, or one was found in other machines' keeping.
 
     Attributes:
+        descriptors: How many it takes: none where the daemon holds no bytes of it.
+        why: What is to stand in its history.
         verified: Its bytes are known to be right. If not, the replica is as one that is being filled until a check of
             its bytes ends in Filled or FillFailed.
     """
@@ -202,6 +204,8 @@ class Adopted(Event):
     cost_s: float = 0.0
     keep_alive_s: float | None = None
     verified: bool = True
+    descriptors: int = 1
+    why: str = "adopted after a restart"
 
 
 @event_record

@@ -98,5 +98,7 @@ class ReplicaTable:
     def _can_copy(self, source: Replica, target: Replica) -> bool:
         if source is target or source.state is not State.SEALED:
             return False
+        if target.place.tier is TierKind.GPU and source.place.tier is TierKind.CLOUD:
+            return False  # the host has it first
         between_devices = source.place.tier is target.place.tier is TierKind.GPU
         return not between_devices or (target.place, source.place) in self._peers

@@ -321,10 +321,10 @@ class Residency:
                 f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room"
             )
         replica = self.table.add(event.key, event.place)
-        replica.nbytes, replica.cost_s = event.nbytes, event.cost_s
+        replica.nbytes, replica.cost_s, replica.descriptors = event.nbytes, event.cost_s, event.descriptors
         replica.keep_alive_s = event.keep_alive_s
         if event.verified:
-            self._ledger.seal(replica, event.at_s, "adopted after a restart")
+            self._ledger.seal(replica, event.at_s, event.why)
         else:
             self._ledger.step(replica, State.FILLING, event.at_s, "found after a restart, being verified")
             self._ledger.unawaited.begin(replica, ())

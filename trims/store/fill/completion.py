@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.place import CPU, DISK, FILE
+from trims.core.place import CLOUD, CPU, DISK, FILE
 from trims.core.replica import ReplicaId, State
 from trims.store.adoption import seal_identity
 from trims.store.catalog import ImageRecord
@@ -68,7 +68,7 @@ class Fills:
     def supersede(self, before: str, now: str) -> None:
         """Free the image `before` once the image that took its name can be read: builder or artifact was edited."""
         self._superseded.setdefault(now, set()).add(before)
-        if any(found.state is State.SEALED for found in self._shell.places_of(now)):
+        if any(found.state is State.SEALED and found.place is not CLOUD for found in self._shell.places_of(now)):
             self._free_superseded(now)
 
     def _free_superseded(self, key: str) -> None:
@@ -88,7 +88,8 @@ class Fills:
 
     def _note(self, event: Filled) -> None:
         extent = self._runner.sealed.get(ReplicaId(event.key, event.place, event.generation))
-        if extent is not None and (self._tiers[event.place].hash_on_adoption or event.place == DISK):
+        sealed = extent is not None and extent.fresh
+        if sealed and extent is not None and (self._tiers[event.place].hash_on_adoption or event.place == DISK):
             self._catalog.remember_seal(extent.label, seal_identity(extent))
         resolved = self._shell.image(event.key)
         replica = self._residency.find(event.key, event.place)

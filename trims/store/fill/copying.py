@@ -14,7 +14,7 @@ from trims.background.task import Order, SourceFailedError, Task
 from trims.core.errors import ImageError, LostPeerError
 from trims.store.fill.plans import SHUTTING_DOWN
 from trims.store.work import step_back
-from trims.tiers.base import DeviceTier, identity_of
+from trims.tiers.base import DeviceTier, RemoteTier, identity_of
 from trims.tiers.transfer import (
     check_bytes,
     copy,
@@ -175,7 +175,9 @@ class Copier:
                 raise LostPeerError(f"the copy was stopped: {SHUTTING_DOWN}")
             on_progress(done_bytes)
 
-        if isinstance(target, DeviceTier):
+        if isinstance(origin, RemoteTier):
+            origin.fetch(source, draft, on_progress, self._stopping.is_set)
+        elif isinstance(target, DeviceTier):
             if isinstance(origin, DeviceTier):
                 target.copy_across(draft, source, tell)
                 return source.digest

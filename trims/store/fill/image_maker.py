@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trims.background.rate_limit import Behind
 from trims.core.errors import CapacityError, ImageError, InternalError, NoSpaceError, TrimsError, is_system_error
-from trims.core.place import FILE
+from trims.core.place import CLOUD, FILE
 from trims.store.fill.copying import Copier
 from trims.tiers.base import InPlaceTier
 from trims.trace.spans import span
@@ -110,6 +110,8 @@ class ImageMaker:
             except OSError as error:
                 raise tier.explain(error, nbytes) from error
             self._identify(tier, made)
+            # What came over a network was compared by checksums that no attacker is kept out by.
+            made.fresh = source is None or source.place is not CLOUD
             return made
 
     def _draft(
@@ -120,9 +122,11 @@ class ImageMaker:
         Rate-limited while no request waits for the image. Once one does, the draft is made again, without a limit.
         """
         behind = self._behind(replica)
-        carried = behind is not None and (source is not None or self._plans.is_carriable(replica))
+        from_host = source is not None and source.place is not CLOUD
+        carried = behind is not None and (from_host or (source is None and self._plans.is_carriable(replica)))
         while True:
-            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None and not carried)
+            mapped = (source is None and not carried) or (source is not None and source.place is CLOUD)
+            draft = tier.create(replica.key, replica.generation, nbytes, allocate=mapped)
             try:
                 if source is not None:
                     digest = self._copy(replica, draft, source, extent, behind)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.background.rate_limit import RateLimiter
 from trims.core.errors import (
+    ArtifactNotFoundError,
     ImageError,
     InternalError,
     LostPeerError,
@@ -63,6 +64,11 @@ def converter_of(limits: Limits) -> Callable[[Resolved], Conversion]:
 
     def convert(resolved: Resolved) -> Conversion:
         origin = resolved.manifest.origin
+        if not resolved.artifact.files:
+            raise ArtifactNotFoundError(
+                f"{resolved.name}: the image at {resolved.manifest.artifact.uri} cannot be had, and there is no "
+                "artifact to make another one of; push it again, or see whether it is there (`trims pull`)"
+            )
         return start_conversion(
             resolved.artifact,
             python=resolved.python,
@@ -462,6 +468,8 @@ class Runner:
             self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error.__cause__)))
             raise error.__cause__ or error from None
         self.adopt(replica, extent)
+        if not extent.fresh:
+            self.verify_behind(replica, extent)
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
 

@@ -88,4 +88,4 @@ class SealedReplicas:
 
 
 def _descriptors_of(extent: Extent | None) -> int:
-    return 0 if extent is None else 1 + len(extent.pages)
+    return 0 if extent is None or extent.fd < 0 else 1 + len(extent.pages)

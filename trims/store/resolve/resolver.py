@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import blake3
 import msgspec
@@ -29,6 +30,8 @@ import msgspec
 from trims.core.errors import (
     ArtifactError,
     ArtifactNotFoundError,
+    CallerError,
+    NotSupportedError,
     TrimsError,
 )
 from trims.core.place import FILE, TierKind
@@ -36,20 +39,26 @@ from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.conversion.build import build_artifact
 from trims.formats.conversion.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.conversion.environments import Environment
+from trims.formats.folders import weights_in
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.manifests.manifest import ArtifactSource, Manifest
-from trims.store.catalog import FILE_PREFIX, identities_of
+from trims.sources.http import shown
+from trims.store.catalog import FILE_PREFIX, ImageRecord, identities_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
 from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
 from trims.store.resolve.mounts import mount_of, mount_of_now
 from trims.store.resolve.signatures import Signatures
+from trims.tiers.cloud import CloudImage
+from trims.trace.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.registry.base import Registry
+    from trims.sources.descriptor import ImageDescription
+    from trims.sources.remote import Fetched, Remote
     from trims.store.catalog import Catalog
 
 log = logging.getLogger(__name__)
@@ -81,6 +90,7 @@ class Resolved:
             their identities have not.
         rests_at_s: From then on, on the store's clock, a reading of the files is certain.
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
+        cloud: The image at the address that the manifest names, if one was pushed there.
     """
 
     name: str
@@ -100,6 +110,7 @@ class Resolved:
     certain: bool = True
     rests_at_s: float = -math.inf
     builder: Mapping[str, str] = field(default_factory=dict)
+    cloud: CloudImage | None = None
 
 
 ANY_READING = Reading()
@@ -117,6 +128,7 @@ class Resolver:
         always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
             through shared mappings, which changes no time that could be compared.
         in_place: Artifacts may be served from their own files before they were read.
+        remote: Fetches addresses; None for a store that has none.
         clock: Monotonic seconds.
         rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
     """
@@ -131,6 +143,7 @@ class Resolver:
         *,
         always_hash: bool = False,
         in_place: bool = False,
+        remote: Remote | None = None,
         clock: Callable[[], float] = time.monotonic,
         rest_s: Callable[[Path], float] | None = None,
     ) -> None:
@@ -144,6 +157,7 @@ class Resolver:
         #: Keys of artifacts that turned out to need a conversion, and why.
         self._not_in_place: dict[str, str] = {}
         self._clock = clock
+        self.remote = remote
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -151,15 +165,23 @@ class Resolver:
         self.signatures = Signatures(catalog)
         self._superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - nothing follows
         self._changed: Callable[[list[str]], None] = lambda names: None  # noqa: ARG005
+        self._is_on_host: Callable[[str], bool] = lambda key: False  # noqa: ARG005
 
-    def connect(self, *, superseded: Callable[[str, str], None], changed: Callable[[list[str]], None]) -> None:
+    def connect(
+        self,
+        *,
+        superseded: Callable[[str, str], None],
+        changed: Callable[[list[str]], None],
+        is_on_host: Callable[[str], bool] = lambda key: False,  # noqa: ARG005
+    ) -> None:
         """Name who learns of results. Both are called from a worker.
 
         Args:
             superseded: Given a key that no name stands for any more, and the key in its place.
             changed: Given the names whose key, format or tensors are other ones than before.
+            is_on_host: Says of a key whether its image can be read on this machine.
         """
-        self._superseded, self._changed = superseded, changed
+        self._superseded, self._changed, self._is_on_host = superseded, changed, is_on_host
 
     @property
     def compares(self) -> bool:
@@ -224,7 +246,13 @@ class Resolver:
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
         manifest = self.manifest(name)
-        return self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
+        known = self._without_artifact(name, manifest)
+        if known is not None:
+            return known
+        fetched = None if manifest.artifact.uri is None else self._fetched(manifest, reading)
+        if fetched is not None and fetched.image is not None:
+            return self._of_image(name, manifest, fetched, fetched.image)
+        return self._from_artifact(name, manifest, reading)
 
     def _remember(self, name: str, resolved: Resolved, epoch: int) -> bool:
         """Keep a resolution, also in the catalog. Return False if the manifest changed since `epoch`."""
@@ -256,7 +284,7 @@ class Resolver:
         Raises what `resolve` raises.
         """
         manifest = self.manifest(name)
-        if manifest.artifact.builder is not None:
+        if manifest.artifact.builder is not None or not self._is_here(manifest):
             return ""
         found = manifest.artifact.format or detect(self._main_file(manifest)).format
         if found != self.format_known(manifest):
@@ -277,6 +305,10 @@ class Resolver:
         Raises ModelNotFoundError or ManifestError.
         """
         source = (manifest := self.manifest(name)).artifact
+        if source.uri is not None:
+            here = None if self.remote is None else self.remote.here(source.uri)
+            away = here is None or here.folder is None
+            return server_of(source.uri) if away or here is None else mount_of(Path(str(here.folder)))
         return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
 
     def manifest(self, name: str) -> Manifest:
@@ -299,20 +331,25 @@ class Resolver:
                 self._known[name] = replace(known, checked_at_s=-math.inf)
 
     def _from_artifact(self, name: str, manifest: Manifest, reading: Reading) -> Resolved:
-        main = self._main_file(manifest)
+        main = self._main_file(manifest, reading)
         chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
         return self._look(name, manifest, chosen, main, reading)
 
     def _without_artifact(self, name: str, manifest: Manifest) -> Resolved | None:
         """Return the last image of a registered model whose file is gone; None for a path, or if the file is there."""
-        if name.startswith(FILE_PREFIX) or manifest.artifact.path is None:
+        source = manifest.artifact
+        if name.startswith(FILE_PREFIX) or (source.path is None and source.uri is None):
             return None
-        main = Path(manifest.origin, manifest.artifact.path).absolute()
-        key = None if main.exists() else self._catalog.key_under(name, _text_of(manifest))
+        if source.uri is not None:
+            main, is_there = Path(source.uri), self._is_here(manifest)
+        else:
+            main = Path(manifest.origin, str(source.path)).absolute()
+            is_there = main.exists()
+        key = None if is_there else self._catalog.key_under(name, _text_of(manifest))
         record = self._catalog.image(key) if key is not None else None
-        if record is None:
-            return None
-        log.warning("%s: %s is gone; the image made of it serves for as long as there is one", name, main)
+        if record is None or (source.uri is not None and not self._is_on_host(record.key)):
+            return None  # what an address held is fetched again once no image of it is left
+        log.warning("%s: %s is gone; the image made of it serves for as long as there is one", name, source.uri or main)
         chosen = converter(str(record.recipe["format"]))
         options = _options(manifest, chosen)
         return Resolved(
@@ -326,6 +363,47 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
             mount=_true_mount(main),
+        )
+
+    def _is_here(self, manifest: Manifest) -> bool:
+        """Return whether the files of a manifest's address are on this machine, or it names none."""
+        uri = manifest.artifact.uri
+        return uri is None or (self.remote is not None and self.remote.here(uri) is not None)
+
+    def _fetched(self, manifest: Manifest, reading: Reading) -> Fetched:
+        """Return what lies at a manifest's address, fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
+        uri = str(manifest.artifact.uri)
+        if self.remote is None:
+            raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
+        here = self.remote.here(uri)
+        if here is not None:
+            return here
+        with span("fetch", address=shown(uri)):
+            return self.remote.fetch(
+                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=reading.wanted
+            )
+
+    def _of_image(self, name: str, manifest: Manifest, fetched: Fetched, image: ImageDescription) -> Resolved:
+        """Return a resolution to an image that was pushed to the manifest's address: nothing is left to convert."""
+        if image.signature and self._catalog.signature_of(image.key) is None:
+            self._catalog.remember_signature(image.key, image.signature)
+        if self._catalog.image(image.key) is None:
+            record = ImageRecord(image.key, name, image.recipe, image.nbytes, image.cost_s)
+            self._catalog.remember_image(record)
+        return Resolved(
+            name=name,
+            key=image.key,
+            manifest=manifest,
+            artifact=Artifact(image.format, (), {}),
+            recipe=image.recipe,
+            python=None,
+            identities=(),
+            checked_at_s=self._clock(),
+            converted=True,
+            mount=server_of(fetched.address),
+            cloud=CloudImage(
+                image.key, image.digest, image.nbytes, fetched.image_address, image.checksums, image.cost_s
+            ),
         )
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
@@ -428,9 +506,11 @@ class Resolver:
         except TrimsError:
             return None
 
-    def _main_file(self, manifest: Manifest) -> Path:
+    def _main_file(self, manifest: Manifest, reading: Reading = ANY_READING) -> Path:
         source = manifest.artifact
-        if source.path is not None:
+        if source.uri is not None:
+            main = _main_of(manifest, self._fetched(manifest, reading))
+        elif source.path is not None:
             main = Path(manifest.origin, source.path)
         elif source.package is not None:
             main = _inside_package(*source.package)
@@ -511,8 +591,30 @@ def _text_of(manifest: Manifest) -> str:
 
 def _plain(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
-        return msgspec.structs.asdict(part)
+        fields = msgspec.structs.asdict(part)
+        if fields.get("uri", "") is None:  # which manifests of older daemons did not have
+            del fields["uri"]
+        return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
+
+
+def server_of(address: str) -> str:
+    """Return what a look at an address hangs on, in place of a mount point: its scheme and host, or bucket."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _main_of(manifest: Manifest, fetched: Fetched) -> Path:
+    """Return which of the files of an address has the weights. Raises ArtifactError."""
+    if len(fetched.files) == 1:
+        return next(iter(fetched.files.values()))
+    named = str(manifest.artifact.uri).rpartition("/")[2]
+    if named in fetched.files:
+        return fetched.files[named]
+    try:
+        return weights_in(Path(str(fetched.folder)))
+    except CallerError as error:
+        raise ArtifactError(f"{manifest.name}: {error}") from error
 
 
 def _inside_package(package: str, path: str) -> Path:

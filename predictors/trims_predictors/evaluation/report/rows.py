@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Part by which doubling a batch must raise the throughput to be worth it.
 WORTH = 0.05
 #: Tier of the start of trims -> that of the framework alone it is compared with: its file, in memory or not.
-_ALONE_FOR = {"file": "file", "disk": "file", "cpu": "cpu", "gpu": "cpu"}
+_ALONE_FOR = {"cloud": "file", "file": "file", "disk": "file", "cpu": "cpu", "gpu": "cpu"}
 
 
 @dataclass(frozen=True, slots=True)

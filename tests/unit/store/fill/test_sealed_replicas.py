@@ -16,7 +16,7 @@ ONE, OTHER = ReplicaId("a", CPU, 1), ReplicaId("b", CPU, 1)
 
 
 def extent(pages: int = 0) -> Any:
-    return SimpleNamespace(pages=[None] * pages)
+    return SimpleNamespace(fd=0, pages=[None] * pages)
 
 
 def test_descriptors_count_with_pages_and_once_for_each_replica() -> None:

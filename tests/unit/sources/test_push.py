@@ -1,0 +1,234 @@
+"""Objects that are written to a real S3 server, and to stubs on their bad days."""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from awscrt import checksums
+from object_stub import object_stub, settings
+from s3_server import KEYS, s3_client, s3_server
+
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    CallerError,
+    DeadlineError,
+    DigestMismatchError,
+    SourceRefusedError,
+    TrimsError,
+)
+from trims.sources import push
+from trims.sources.push import ObjectWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from object_stub import Stub
+
+_MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server() as url, s3_client(url) as client:
+        client.create_bucket(Bucket="bucket")
+        yield url
+
+
+@pytest.fixture
+def client(endpoint: str) -> Iterator[Any]:
+    with s3_client(endpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def writer(endpoint: str) -> Iterator[ObjectWriter]:
+    with closing(ObjectWriter(settings(**KEYS, AWS_ENDPOINT_URL=endpoint), "s3")) as made:
+        yield made
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with object_stub() as made:
+        yield made
+
+
+@pytest.fixture
+def stubbed(stub: Stub) -> Iterator[ObjectWriter]:
+    with closing(ObjectWriter(settings(**KEYS, AWS_ENDPOINT_URL=stub.url), "s3")) as made:
+        yield made
+
+
+@pytest.fixture
+def parts_of_5_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make parts as small as S3 allows, sent one at a time, so that pieces are asked for while others are sent."""
+    monkeypatch.setattr(push, "PART_BYTES", 5 * _MIB)
+    monkeypatch.setattr(push, "PARTS_AT_ONCE", 1)
+    monkeypatch.setattr(push, "_PIECE_BYTES", _MIB)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "image"
+    path.write_bytes(os.urandom(_MIB) * 17)
+    return path
+
+
+def body(client: Any, key: str) -> bytes:
+    found: bytes = client.get_object(Bucket="bucket", Key=key)["Body"].read()
+    return found
+
+
+@pytest.mark.usefixtures("parts_of_5_mib")
+def test_a_large_file_is_sent_in_parts_with_progress_in_bytes(file: Path, client: Any, writer: ObjectWriter) -> None:
+    progress: list[int] = []
+    found = writer.put_file("s3://bucket/large", file, 17 * _MIB, progress.append)
+    assert found.nbytes == 17 * _MIB
+    assert found.version.endswith('-4"')  # of the number of parts
+    assert body(client, "large") == file.read_bytes()
+    assert progress == [number * _MIB for number in range(1, 18)]
+
+
+def test_a_descriptor_is_read_from_its_beginning_and_keeps_its_position(
+    file: Path, client: Any, writer: ObjectWriter
+) -> None:
+    with file.open("rb") as opened:
+        opened.seek(100)
+        writer.put_file("s3://bucket/part", opened.fileno(), 3 * _MIB)
+        assert opened.tell() == 100
+    assert body(client, "part") == file.read_bytes()[: 3 * _MIB]
+
+
+def test_an_empty_file_is_an_object(tmp_path: Path, client: Any, writer: ObjectWriter) -> None:
+    (tmp_path / "empty").touch()
+    assert writer.put_file("s3://bucket/empty", tmp_path / "empty", 0).nbytes == 0
+    assert writer.read("s3://bucket/empty", 10) == b""
+
+
+@pytest.mark.usefixtures("parts_of_5_mib")
+@pytest.mark.parametrize("after", [0, 12 * _MIB, 17 * _MIB])
+def test_a_cancelled_push_leaves_the_old_object_and_no_parts(
+    after: int, file: Path, client: Any, writer: ObjectWriter
+) -> None:
+    client.put_object(Bucket="bucket", Key="kept", Body=b"old")
+    done = [0]
+    with pytest.raises(DeadlineError):
+        writer.put_file("s3://bucket/kept", file, 17 * _MIB, lambda n: done.append(n), lambda: done[-1] >= after)
+    assert done[-1] == after
+    assert body(client, "kept") == b"old"
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
+
+
+@pytest.mark.usefixtures("parts_of_5_mib")
+@pytest.mark.parametrize("nbytes", [20 * _MIB, 4 * _MIB])
+def test_a_file_that_is_shorter_than_stated_leaves_nothing(
+    nbytes: int, file: Path, client: Any, writer: ObjectWriter
+) -> None:
+    os.truncate(file, nbytes - _MIB)
+    with pytest.raises(ArtifactChangedError):
+        writer.put_file("s3://bucket/short", file, nbytes)
+    assert writer.head("s3://bucket/short") is None
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
+
+
+def test_small_objects_are_written_looked_at_and_read(writer: ObjectWriter) -> None:
+    assert writer.head("s3://bucket/index.json") is None
+    assert writer.read("s3://bucket/index.json", 10) is None
+    put = writer.put_bytes("s3://bucket/index.json", b"{}")
+    assert writer.head("s3://bucket/index.json") == put
+    assert writer.read("s3://bucket/index.json", 2) == b"{}"
+    with pytest.raises(ArtifactError):
+        writer.read("s3://bucket/index.json", 1)
+
+
+def test_a_bucket_that_is_not_there_is_named(file: Path, writer: ObjectWriter) -> None:
+    for write in (lambda a: writer.put_bytes(a, b"x"), lambda a: writer.put_file(a, file, 17 * _MIB)):
+        with pytest.raises(ArtifactNotFoundError, match="no-such-bucket"):
+            write("s3://no-such-bucket/x")
+    assert writer.head("s3://no-such-bucket/x") is None
+
+
+def test_a_prefix_is_no_object(writer: ObjectWriter) -> None:
+    for address in ("s3://bucket", "s3://bucket/", "s3://bucket/a/"):
+        with pytest.raises(CallerError):
+            writer.put_bytes(address, b"x")
+
+
+def test_the_checksum_that_the_store_states_is_compared(stub: Stub, stubbed: ObjectWriter) -> None:
+    right = base64.b64encode(checksums.crc64nvme(b"data").to_bytes(8, "big")).decode()
+    stub.headers["/bucket/x"] = {"ETag": '"put"', "x-amz-checksum-crc64nvme": right}
+    assert stubbed.put_bytes("s3://bucket/x", b"data").checksums.keys() == {"crc64nvme"}
+    with pytest.raises(DigestMismatchError):
+        stubbed.put_bytes("s3://bucket/x", b"date")
+    assert stub.objects == {}
+
+
+def test_an_object_of_another_length_is_refused_and_removed(
+    file: Path, stub: Stub, stubbed: ObjectWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.answers += [(200, {"ETag": '"put"'}, b""), (200, {"ETag": '"put"'}, b"shorter")]
+    with pytest.raises(DigestMismatchError):
+        stubbed.put_file("s3://bucket/x", file, _MIB)
+    assert stub.seen == ["PUT /bucket/x", "HEAD /bucket/x", "DELETE /bucket/x"]
+
+
+def test_an_object_that_cannot_be_removed_is_still_a_mismatch(stub: Stub, stubbed: ObjectWriter) -> None:
+    stub.answers += [(200, {"ETag": '"put"'}, b""), (200, {"ETag": '"put"'}, b"longer"), (403, {}, b"")]
+    with pytest.raises(DigestMismatchError, match="still there"):
+        stubbed.put_bytes("s3://bucket/x", b"data")
+
+
+def test_an_object_of_another_program_is_not_removed(stub: Stub, stubbed: ObjectWriter) -> None:
+    stub.answers += [(200, {"ETag": '"mine"'}, b""), (200, {"ETag": '"theirs"'}, b"longer")]
+    with pytest.raises(ArtifactChangedError):
+        stubbed.put_bytes("s3://bucket/x", b"data")
+    assert stub.seen == ["PUT /bucket/x", "HEAD /bucket/x"]
+
+
+@pytest.mark.usefixtures("parts_of_5_mib")
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((403, {}, b"<Error><Code>AccessDenied</Code></Error>"), SourceRefusedError),
+        ((400, {}, b"<Error><Code>EntityTooLarge</Code></Error>"), ArtifactError),
+    ],
+)
+def test_an_upload_whose_part_is_refused_is_taken_back(
+    answer: tuple[int, dict[str, str], bytes], error: type[TrimsError], file: Path, stub: Stub, stubbed: ObjectWriter
+) -> None:
+    stub.part_answer = answer
+    with pytest.raises(error):
+        stubbed.put_file("s3://bucket/x", file, 17 * _MIB)
+    assert [each.query for each in stub.asked if each.method == "DELETE"] == [{"uploadId": "one"}]
+
+
+def test_crc32c_of_google_is_compared(stub: Stub) -> None:
+    environment = {"GOOGLE_BASE_URL": stub.url, "GOOGLE_BEARER_TOKEN": "made-up-token"}
+    right = base64.b64encode(checksums.crc32c(b"data").to_bytes(4, "big")).decode()
+    stub.headers["/bucket/x"] = {"ETag": '"put"', "x-goog-hash": f"crc32c={right}"}
+    with closing(ObjectWriter(settings(**environment), "gs")) as writer:
+        assert writer.put_bytes("gs://bucket/x", b"data").nbytes == 4
+        with pytest.raises(DigestMismatchError):
+            writer.put_bytes("gs://bucket/x", b"date")
+    assert {each.headers["authorization"] for each in stub.asked} == {"Bearer made-up-token"}
+
+
+def test_a_container_of_azure_is_written_to(stub: Stub) -> None:
+    key = base64.b64encode(b"made-up-key").decode()
+    endpoint = {"AZURE_STORAGE_ENDPOINT": f"{stub.url}/acct", "AZURE_STORAGE_ACCOUNT_NAME": "acct"}
+    stub.headers["/acct/cont/x"] = {"ETag": '"0x1"'}
+    with closing(ObjectWriter(settings(**endpoint, AZURE_STORAGE_ACCOUNT_KEY=key), "az")) as writer:
+        assert writer.put_bytes("az://cont/x", b"data").version == '"0x1"'
+        assert writer.read("az://cont/x", 4) == b"data"
+
+
+def test_a_write_without_permission_names_the_places_of_credentials(stub: Stub, stubbed: ObjectWriter) -> None:
+    stub.answers.append((403, {}, b"<Error><Code>AccessDenied</Code></Error>"))
+    with pytest.raises(SourceRefusedError, match=r"AccessDenied.*bucket.*AWS_ACCESS_KEY_ID"):
+        stubbed.put_bytes("s3://bucket/x", b"x")

@@ -1,0 +1,85 @@
+"""Commands about addresses: pull, push, prune, lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.cli.completion import MODELS, completed
+from trims.cli.connect import admin
+from trims.cli.output import loading, note, say, say_done, say_json
+from trims.core.errors import CallerError, ModelExistsError
+from trims.core.units import format_bytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from trims.control import Admin
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    text = "fetch a model from its address, and make it ready"
+    pull = commands.add_parser("pull", help=text, description=f"{text}; an address is registered first")
+    pull.set_defaults(run=_pull)
+    completed(pull.add_argument("model", help="a registered model, or an address (hf://, https://, s3://)"), MODELS)
+    pull.add_argument("--name", help="name for an address (default: made from it)")
+    pull.add_argument("--update", action="store_true", help="take what lies there now, also if it was something else")
+    pull.add_argument("--json", action="store_true", help="print JSON")
+    text = "write a model's image to a bucket, for other machines to pull"
+    push = commands.add_parser("push", help=text, description=text)
+    push.set_defaults(run=_push)
+    completed(push.add_argument("model", help="a registered model"), MODELS)
+    push.add_argument("address", help="s3://bucket/prefix, gs:// or az://")
+    push.add_argument("--json", action="store_true", help="print JSON")
+    text = "remove downloads that no registered model has"
+    prune = commands.add_parser("prune", help=text, description=f"{text}; a hub's cache is left alone")
+    prune.set_defaults(run=_prune)
+    prune.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _pull(options: argparse.Namespace) -> None:
+    from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
+
+    with admin(options.runtime_dir) as daemon:
+        name = _registered(daemon, options) if is_address(options.model) else options.model
+        if options.name is not None and not is_address(options.model):
+            raise CallerError("--name is for an address; a registered model has its name")
+        with loading(name, options.json) as shown:
+            done = daemon.pull(name, update=options.update, on_progress=shown)
+    if options.json:
+        say_json({"model": name, "note": done.note})
+        return
+    say(f"{name}: {done.note}")
+    say("success")
+
+
+def _registered(daemon: Admin, options: argparse.Namespace) -> str:
+    """Register an address; return the name that stands for it. One that is registered for it already is found."""
+    try:
+        return daemon.add(options.model, name=options.name, lazy=True).name
+    except ModelExistsError as error:
+        from trims.manifests.addresses import name_for
+
+        name = options.name or name_for(options.model)
+        known = daemon.show(name)
+        if known.manifest.get("artifact", {}).get("uri") == options.model:
+            return str(name)
+        raise ModelExistsError(f"{error}; give another name (--name)") from error
+
+
+def _push(options: argparse.Namespace) -> None:
+    with admin(options.runtime_dir) as daemon, loading(options.model, options.json) as shown:
+        done = daemon.push(options.model, options.address, on_progress=shown)
+    say_done(options, f"{options.model}: {done.note}\nsuccess", model=options.model, address=options.address,
+             note=done.note)  # fmt: skip
+
+
+def _prune(options: argparse.Namespace) -> None:
+    with admin(options.runtime_dir) as daemon:
+        done = daemon.prune()
+    if options.json:
+        say_json({"removed": list(done.removed), "nbytes": done.nbytes})
+        return
+    for folder in done.removed:
+        note(folder)
+    say(f"{len(done.removed)} downloads removed, {format_bytes(done.nbytes)}")

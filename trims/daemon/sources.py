@@ -1,0 +1,79 @@
+"""What a daemon fetches with: its process for transfers, its lock file, and the cloud tier over both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ArtifactError, DeadlineError, DigestMismatchError, ImageError, LostPeerError
+from trims.sources.downloads import Downloads
+from trims.sources.fetcher import Fetcher, FetchSettings
+from trims.sources.lock import NAME, LockFile
+from trims.sources.remote import Remote
+from trims.tiers.cloud import CloudImage, CloudTier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims.daemon.config import Config
+    from trims.sources.fetcher import Moved
+    from trims.store.catalog import Catalog
+
+
+class Sources:
+    """Sources of one daemon.
+
+    Args:
+        config: Its settings.
+        catalog: Says which images names stand for.
+
+    Attributes:
+        fetcher: Moves bytes.
+        remote: Addresses.
+        tier: Images at addresses.
+
+    Raises ConfigError if the lock file cannot be read.
+    """
+
+    def __init__(self, config: Config, catalog: Catalog) -> None:
+        self._catalog = catalog
+        settings = FetchSettings(
+            downloads=str(config.state_dir / "downloads"),
+            connections=config.fetch_connections,
+            bytes_per_s=config.fetch_bytes_per_s or None,
+            patience_s=config.fetch_patience_s,
+            allow_hosts=config.allow_hosts,
+        )
+        self.fetcher = Fetcher(settings)
+        downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)
+        self.remote = Remote(self.fetcher, LockFile(config.state_dir / NAME), downloads)
+        self.tier = CloudTier(self._fetch, self._known)
+
+    def close(self) -> None:
+        """End transfers. Idempotent."""
+        self.fetcher.close()
+
+    def _known(self) -> Iterator[CloudImage]:
+        for each in self.remote.images():
+            image = each.image
+            if image is not None and self._catalog.names_of(image.key):
+                yield CloudImage(
+                    image.key, image.digest, image.nbytes, each.image_address, image.checksums, image.cost_s
+                )
+
+    def _fetch(
+        self, image: CloudImage, fd: int, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+    ) -> None:
+        """See `ImageFetcher`."""
+        order = {
+            "address": image.address, "nbytes": image.nbytes, "checksums": dict(image.checksums), "named": True,
+        }  # fmt: skip
+
+        def tell(moved: Moved) -> None:
+            on_progress(moved.done_bytes)
+
+        try:
+            self.fetcher.do("image", order, fds=[fd], wanted=lambda: not stopped(), on_moved=tell)
+        except DeadlineError as error:
+            raise LostPeerError(f"{image.address}: the daemon is shutting down") from error
+        except (ArtifactError, DigestMismatchError) as error:
+            raise ImageError(f"the image at {image.address} is not as it was described: {error}") from error

@@ -1,0 +1,259 @@
+"""Pulls and pushes of models, as operators order them: from the address of a manifest, and to one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError, InternalError, InUseError, NotSupportedError, TooLargeError, TrimsError
+from trims.core.place import CPU, DISK
+from trims.core.units import format_bytes
+from trims.manifests.addresses import check_address, scheme_of
+from trims.manifests.foreign import foreign_fields, portable_fields
+from trims.sources.descriptor import ImageDescription, image_address
+from trims.store.pending_requests import Granted, Pending
+from trims.tiers.cloud import CloudImage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.core.place import Place
+    from trims.daemon.sources import Sources
+    from trims.manifests.manifest import Manifest
+    from trims.registry.base import Registry
+    from trims.sources.fetcher import Moved, Running
+    from trims.sources.remote import Fetched
+    from trims.store.store import Store
+
+log = logging.getLogger(__name__)
+#: Schemes that can be pushed to.
+PUSHED = ("s3", "gs", "az", "abfs", "abfss")
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """A pull that runs in a thread of its own.
+
+    Attributes:
+        pending: Its end: what an order to load ends in.
+        stop: Set when nobody waits for it any more.
+    """
+
+    pending: Pending
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Pushing:
+    """A push that runs in a thread of its own.
+
+    Attributes:
+        moved: Its progress; None before the first byte.
+        over: Set at its end.
+        error: Why it failed.
+        note: What was pushed, for people.
+    """
+
+    moved: Moved | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    note: str = ""
+
+
+class Transfers:
+    """Pulls and pushes of one daemon.
+
+    Args:
+        store: Has the images.
+        registry: Has the manifests.
+        sources: Moves bytes.
+    """
+
+    def __init__(self, store: Store, registry: Registry, sources: Sources) -> None:
+        self._store, self._registry, self._sources = store, registry, sources
+
+    # -- pull ------------------------------------------------------------------------------------------------------
+
+    def pull(self, name: str, *, update: bool) -> Pulling:
+        """Have what lies at the address of a model's manifest fetched and made ready; return what to wait on.
+
+        Raises CallerError for a model without an address.
+        """
+        uri = self._registry.get(name).artifact.uri
+        if uri is None:
+            raise CallerError(f"{name} is not fetched from anywhere: its manifest names no address (`artifact.uri`)")
+        if update:
+            self._sources.remote.forget(uri)
+            self._store.manifest_changed(name)
+        pulling = Pulling(Pending())
+        threading.Thread(target=self._pull, args=(pulling, name, uri), name="trims-pull", daemon=True).start()
+        return pulling
+
+    def _pull(self, pulling: Pulling, name: str, uri: str) -> None:
+        try:
+            manifest = self._registry.get(name)
+            found = self._sources.remote.here(uri) or self._sources.remote.fetch(
+                uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=lambda: not pulling.stop.is_set()
+            )
+            if found.image is not None:
+                self._take_fields(name, found.image)
+        except TrimsError as error:
+            pulling.pending.set(error)
+            return
+        except Exception as error:
+            log.exception("the pull of %s failed", name)
+            pulling.pending.set(InternalError(f"{type(error).__name__}: {error}"))
+            return
+        self._store.open(name, pulling.pending.set, lease=False, hint=True)
+
+    def _take_fields(self, name: str, image: ImageDescription) -> None:
+        """Take over what a pushed image says of its model, where the manifest here says nothing."""
+        manifest, raw = self._registry.get(name), self._registry.raw(name)
+        fields = foreign_fields(image.manifest, str(manifest.artifact.uri))
+        more = {field: value for field, value in fields.items() if field not in raw}
+        if more:
+            self._registry.put({**raw, **more}, manifest.origin, replace=True)
+            self._store.manifest_changed(name)
+
+    def pulled(self, name: str) -> str:
+        """Return in words what a pull has found."""
+        uri = self._registry.get(name).artifact.uri
+        found = None if uri is None else self._sources.remote.here(uri)
+        return "" if found is None else _words(found)
+
+    def running(self) -> list[Running]:
+        """Return the transfers that run."""
+        return self._sources.fetcher.running()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs, failures and bytes there were since the start."""
+        return self._sources.fetcher.counts()
+
+    # -- push ------------------------------------------------------------------------------------------------------
+
+    def push(self, name: str, address: str) -> Pushing:
+        """Begin to write a model's image to an address. Raises CallerError, NotSupportedError."""
+        check_address(address)
+        if scheme_of(address) not in PUSHED:
+            raise NotSupportedError(f"models are pushed to {', '.join(f'{each}://' for each in PUSHED)}, not {address}")
+        manifest, pushing = self._registry.get(name), Pushing()
+        threading.Thread(target=self._run, args=(pushing, manifest, address), name="trims-push", daemon=True).start()
+        return pushing
+
+    def _run(self, pushing: Pushing, manifest: Manifest, address: str) -> None:
+        try:
+            self._push(pushing, manifest, address)
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            pushing.error = error
+        finally:
+            pushing.over.set()
+
+    def _push(self, pushing: Pushing, manifest: Manifest, address: str) -> None:
+        session = self._store.begin_session()
+        try:
+            granted = self._lease(manifest.name, session)
+            fields, left = portable_fields(self._registry.raw(manifest.name), manifest.origin)
+            described = self._described(manifest, granted, fields)
+            order = {"address": address, "nbytes": granted.nbytes, "image": described}
+
+            def tell(moved: Moved) -> None:
+                pushing.moved = moved
+
+            done = self._sources.fetcher.do(
+                "push", order, fds=[granted.fd], wanted=lambda: not pushing.stop.is_set(), on_moved=tell
+            )
+        finally:
+            self._store.end_session(session)
+        image = ImageDescription(**done["image"])
+        self._sources.remote.remember_image(address, image)
+        self._store.know_in_cloud(
+            CloudImage(image.key, image.digest, image.nbytes, image_address(address, image.file), image.checksums,
+                       image.cost_s)
+        )  # fmt: skip
+        written = "was there already" if done["was_there"] else format_bytes(image.nbytes)
+        stayed = f"; {', '.join(left)} of its manifest name files or code here, and were left out" if left else ""
+        pushing.note = f"image {image.digest[:12]} {written} at {address}{stayed}"
+
+    def _lease(self, name: str, session: int) -> Granted:
+        """Lease an image of a model on the host: where it lies, else in memory, else on disk."""
+        key = self._store.read.image_of(name).key
+        there = {view.id.place for view in self._store.read.replicas_of(self._store.read.image_of(name)) if key}
+        places = [place for place in (DISK, CPU) if place in there] or [CPU, DISK]
+        for place in places:
+            try:
+                return self._lease_at(name, session, place)
+            except TooLargeError:
+                if place is places[-1]:
+                    raise
+        raise InternalError("there is always a place to try")
+
+    def _lease_at(self, name: str, session: int, place: Place) -> Granted:
+        pending = Pending()
+        self._store.open(name, pending.set, session=session, place=place)
+        granted = pending.result()
+        assert isinstance(granted, Granted), "an open asks for a lease"
+        return granted
+
+    def _described(self, manifest: Manifest, granted: Granted, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the description of an image, but for its checksums."""
+        record = self._store.catalog.image(granted.key)
+        return {
+            "name": manifest.name,
+            "key": granted.key,
+            "digest": granted.digest,
+            "nbytes": granted.nbytes,
+            "file": f"{granted.key[:16]}.{granted.digest}.safetensors",
+            "format": self._store.read.format_of(manifest) or "safetensors",
+            "recipe": dict(record.recipe) if record is not None else {},
+            "manifest": fields,
+            "signature": self._store.catalog.signature_of(granted.key) or "",
+            "cost_s": record.cost_s if record is not None else 0.0,
+        }
+
+    # -- prune -----------------------------------------------------------------------------------------------------
+
+    def prune(self) -> tuple[list[str], int]:
+        """Remove downloads of addresses that no registered manifest names. Return the folders and their bytes.
+
+        Readers that have the files open keep them. Nothing in a hub's cache is removed.
+        """
+        remote, used = self._sources.remote, set()
+        for name in self._registry.names():
+            uri = _uri_of(self._registry, name)
+            found = None if uri is None else remote.here(uri)
+            if found is not None and found.folder is not None:
+                used.add(found.folder)
+        if not remote.is_idle:
+            raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
+        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if folder not in used]
+        for folder, _ in unused:
+            remote.downloads.remove(folder)
+        return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
+
+    def forgotten(self, manifest: Manifest) -> None:
+        """Remove the download of a model that was removed, if no other model has it. Readers keep what they have."""
+        uri, remote = manifest.artifact.uri, self._sources.remote
+        found = None if uri is None else remote.here(uri)
+        if found is None or found.folder is None or found.folder.parent != remote.downloads.folder:
+            return
+        if all(_uri_of(self._registry, name) != uri for name in self._registry.names()):
+            remote.downloads.remove(found.folder)
+
+
+def _uri_of(registry: Registry, name: str) -> str | None:
+    try:
+        return registry.get(name).artifact.uri
+    except TrimsError:  # removed meanwhile, or it cannot be read: nothing of it is in use
+        return None
+
+
+def _words(found: Fetched) -> str:
+    if found.image is not None:
+        return f"image {found.image.digest[:12]}, {format_bytes(found.image.nbytes)}"
+    nbytes = sum(path.stat().st_size for path in found.files.values())
+    kinds = sorted({kind for digests in found.digests.values() for kind in digests if kind != "crc64nvme"})
+    proven = ", ".join(kinds) or "crc64nvme"
+    return f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {proven}, from {found.pinned}"

@@ -1,0 +1,119 @@
+"""Addresses of artifacts: `file:`, `http(s):`, `s3:`, `gs:`, `az:`, `hf:`, `pkg:`, `build:`, and those of plug-ins.
+
+`file:`, `pkg://` and `build://` name what lies on this machine, and stand for a manifest's `path`, `package` and
+`builder`. The others are fetched. Not covered: looking at one (`Source`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from trims.core.errors import CallerError
+from trims.manifests.fields import CALL, check_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Schemes that are fetched by trims itself.
+FETCHED = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "hf")
+LOCAL = ("file", "pkg", "build")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+_MOST_LETTERS = 2048
+
+
+def scheme_of(text: str) -> str:
+    """Return the scheme of an address; empty for a path. One letter is no scheme, nor is `C:` of a path."""
+    found = _SCHEME.match(text)
+    return found[1] if found is not None and len(found[1]) > 1 else ""
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text that a user typed is an address and not a path."""
+    scheme = scheme_of(text)
+    return bool(scheme) and (scheme in (*FETCHED, *LOCAL) or text.startswith(f"{scheme}://"))
+
+
+def check_address(text: str) -> str:
+    """Return an address that is fetched. Raises CallerError for one that is none."""
+    scheme = scheme_of(text)
+    if not scheme or scheme in LOCAL:
+        raise CallerError(
+            f"{text!r:.200} is no address that is fetched; write one such as hf://org/name or s3://bucket/key"
+        )
+    if len(text) > _MOST_LETTERS or not text.isprintable() or " " in text:
+        raise CallerError(f"{text!r:.200} is no address: it has blanks or unprintable letters, or is longer than 2048")
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise CallerError(f"{text!r:.200} is no address: {error}") from error
+    if not parts.netloc:
+        raise CallerError(f"{text!r:.200} names no host or bucket; write {scheme}://...")
+    if parts.password is not None or (parts.username is not None and scheme in ("http", "https")):
+        raise CallerError(
+            f"{scheme}://{parts.hostname}: credentials do not belong in an address, which is shown and kept"
+        )
+    return text
+
+
+def local_artifact(text: str) -> Mapping[str, Any] | None:
+    """Return the fields of a manifest's artifact for an address on this machine; None for one that is fetched.
+
+    Raises CallerError for one that is malformed.
+    """
+    scheme = scheme_of(text)
+    if scheme == "file":
+        return {"path": _path(text)}
+    if scheme == "pkg":
+        return {"package": _package(text)}
+    return {"builder": _builder(text)} if scheme == "build" else None
+
+
+def _path(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query:
+        raise CallerError(f"{text!r:.200} is no file of this machine; write file:///folder/file")
+    return unquote(parts.path)
+
+
+def _package(text: str) -> dict[str, str]:
+    parts = urlsplit(text)
+    path = unquote(parts.path).removeprefix("/")
+    if not _MODULE.match(parts.netloc) or not path or parts.query:
+        raise CallerError(f"{text!r:.200} names no file of a package; write pkg://package/path/in/it")
+    return {"name": parts.netloc, "path": check_inside(path)}
+
+
+def _builder(text: str) -> dict[str, Any]:
+    call, _, query = text.removeprefix("build://").partition("?")
+    if not re.match(CALL, call):
+        raise CallerError(f"{text!r:.200} names no function; write build://package.module:function?argument=value")
+    return {"call": call, "args": {name: _value(value) for name, value in parse_qsl(query, keep_blank_values=True)}}
+
+
+def _value(text: str) -> Any:
+    """Read an argument as JSON where it is some, else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def host_of(address: str) -> str:
+    """Return the host that an operator names with an address, for the policy of hosts; empty for a bucket."""
+    parts = urlsplit(address)
+    return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
+
+
+def name_for(address: str) -> str:
+    """Return a model's name made from an address. Raises CallerError if there is none in it."""
+    path = unquote(urlsplit(address).path).rstrip("/")
+    last = path.rpartition("/")[2].partition("@")[0] if scheme_of(address) == "hf" else path.rpartition("/")[2]
+    stem = re.sub(r"(\.safetensors|\.bin|\.index|\.json|\.onnx|\.pth?|\.ckpt|\.np[yz]|-symbol)+\Z", "", last)
+    made = re.sub(r"[^a-z0-9._-]", "-", stem.lower())[:128].strip("._-")
+    if not made:
+        raise CallerError(f"no name can be made from {address}; give one (--name)")
+    return made

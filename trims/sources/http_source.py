@@ -1,0 +1,104 @@
+"""The schemes `http` and `https`: one file of a server that says its length."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from trims.core.errors import ArtifactError, CallerError
+from trims.sources.base import RemoteFile
+from trims.sources.http import Location, check_status, shown
+from trims.sources.ranged import RangedFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.sources.base import Opened, SourceSettings
+    from trims.sources.http import Answer
+
+#: Seconds for which the end of redirects is asked directly; it may be a signed address, and is asked for again then.
+_REDIRECTED_FOR_S = 300.0
+_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)\Z")
+#: Headers that state a checksum in base64, and its name here. Those of the standard have several in one.
+_STATED = {
+    "x-amz-checksum-crc64nvme": "crc64nvme", "x-amz-checksum-crc32c": "crc32c", "x-amz-checksum-sha256": "sha256",
+}  # fmt: skip
+_LISTED = ("Repr-Digest", "Digest", "x-goog-hash")
+_ONE = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/_-]+={0,2}):?")
+_NAMES = {"sha-256": "sha256", "crc32c": "crc32c", "crc64nvme": "crc64nvme"}
+
+
+class HttpSource:
+    """Files of servers.
+
+    Args:
+        settings: See `SourceSettings`.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._http = settings.http
+
+    def open(self, address: str) -> Opened:
+        """See `Source.open`. One byte is asked for: a signed address allows no HEAD."""
+        parts = urlsplit(address)
+        name = unquote(parts.path).rpartition("/")[2]
+        if parts.username or parts.password:
+            raise CallerError(f"{shown(address)}: credentials do not belong in an address, which is shown and kept")
+        if not parts.hostname or not name:
+            raise CallerError(f"{shown(address)} names no file of a server")
+        answer = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
+        file = described(answer, name, shown(address))
+        redirected = answer.url != address
+
+        def locate(_: RemoteFile) -> Location:
+            if not redirected:
+                return Location(address)
+            again = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
+            check_status(again, shown(address))
+            return Location(again.url, good_for_s=_REDIRECTED_FOR_S)
+
+        return RangedFiles(self._http, shown(address), (file,), locate)
+
+
+def described(answer: Answer, name: str, shown_name: str) -> RemoteFile:
+    """Return the file that an answer to a request for its first byte describes.
+
+    Raises the error of its status, and ArtifactError for a file without a length, or without bytes.
+    """
+    total = _TOTAL.match(answer.headers.get("Content-Range", ""))
+    if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and total is not None and int(total[1]) == 0:
+        raise ArtifactError(f"{shown_name} is empty")
+    check_status(answer, shown_name)
+    length = total[1] if total is not None else answer.headers.get("Content-Length", "")
+    if not str(length).isdigit():
+        raise ArtifactError(f"{shown_name}: the server does not say how long it is")
+    if int(length) == 0:
+        raise ArtifactError(f"{shown_name} is empty")
+    version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    return RemoteFile(name, int(length), version, stated_checksums(answer.headers))
+
+
+def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the checksums of a whole file that an answer's headers state, in hex."""
+    found = {}
+    whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    for header, kind in _STATED.items():
+        stated = headers.get(header, "")
+        if whole and stated and "-" not in stated:
+            found[kind] = _hex(stated)
+    for header in _LISTED:
+        for kind, digest in _ONE.findall(headers.get(header, "")):
+            if kind.lower() in _NAMES:
+                found[_NAMES[kind.lower()]] = _hex(digest)
+    return {kind: digest for kind, digest in found.items() if digest}
+
+
+def _hex(text: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except (ValueError, binascii.Error):
+        return ""  # what is no checksum is none

@@ -1,0 +1,295 @@
+"""Jobs of the process that moves bytes: look at an address, fetch its files, fetch an image into memory.
+
+One job runs in one thread, and what it needs of the network is its own, so that stopping it closes its connections and
+no others. Not covered: messages with the daemon (`child`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError, LostPeerError
+from trims.core.units import format_bytes
+from trims.manifests.addresses import host_of, scheme_of
+from trims.memory.reading import read_all
+from trims.sources import checksums, descriptor, partial
+from trims.sources.base import RemoteFile, SourceSettings
+from trims.sources.files import Folder
+from trims.sources.http import Http
+from trims.sources.schemes import source_of
+from trims.sources.transfer import Moved, Transfer, Work, stated_digests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from trims.sources.base import Destination, Opened
+    from trims.sources.hosts import HostPolicy
+    from trims.sources.limits import Limits
+
+#: Files of so many bytes are fetched several at a time, each over one connection.
+_SMALL_BYTES = 4 << 20
+_SMALL_AT_ONCE = 4
+
+
+@dataclass
+class Surroundings:
+    """What all jobs of a process share.
+
+    Attributes:
+        limits: Bandwidth and connections.
+        policy: Hosts that may be connected to.
+        downloads: The daemon's folder of downloads.
+        environment: Variables of the daemon.
+    """
+
+    limits: Limits
+    policy: HostPolicy
+    downloads: Path
+    environment: Mapping[str, str]
+
+
+@dataclass
+class Job:
+    """One job, as its thread and the one that stops it share it.
+
+    Attributes:
+        order: As the daemon sent it.
+        fds: Descriptors that came with it.
+        tell: Called with what has moved so far.
+    """
+
+    order: Mapping[str, Any]
+    around: Surroundings
+    tell: Callable[[Mapping[str, Any]], None]
+    fds: Sequence[int] = ()
+    work: Work = field(init=False)
+    _open: list[Opened] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.work = Work(
+            Moved(),
+            lambda moved: self.tell(
+                {"moved": moved.done_bytes, "fetched": moved.fetched_bytes, "total": moved.total_bytes}
+            ),
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Do it; return the answer. Raises TrimsError, OSError."""
+        try:
+            return _JOBS[self.order["do"]](self)
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Have it end soon: its connections break off."""
+        self.work.stop.set()
+        self._close()
+
+    def wanted(self) -> bool:
+        """Return whether it was not stopped."""
+        return not self.work.stop.is_set()
+
+    def open(self, address: str) -> Opened:
+        """Look at an address; what is opened is closed with the job."""
+        policy = self.around.policy
+        if self.order.get("named"):
+            policy = policy.naming(host_of(address))
+        source = source_of(address, SourceSettings(Http(policy), self.around.environment))
+        opened = source.open(address)
+        with self._lock:
+            self._open.append(opened)
+        if not self.wanted():
+            raise LostPeerError("the transfer was stopped")
+        return opened
+
+    def _close(self) -> None:
+        with self._lock:
+            opened, self._open = self._open, []
+        for each in opened:
+            each.close()
+
+
+def _look(job: Job) -> dict[str, Any]:
+    """Return what an address holds, without fetching it."""
+    found = _descriptor(job)
+    if found is not None:
+        return found
+    opened = job.open(job.order["address"])
+    return {"pinned": opened.pinned, "notes": list(opened.notes), "files": [_as_json(file) for file in opened.files]}
+
+
+def _descriptor(job: Job) -> dict[str, Any] | None:
+    """Return the description of a pushed image that lies at an address; None if none does."""
+    address = job.order["address"]
+    where = descriptor.address_of(address)
+    if where is None:
+        return None
+    try:
+        opened = job.open(where)
+    except ArtifactNotFoundError:
+        return None
+    file = opened.files[0]
+    if file.nbytes > descriptor.MOST_BYTES:
+        raise ArtifactError(f"{where} has {format_bytes(file.nbytes)}: it is no description of an image")
+    room = bytearray(file.nbytes)
+    for _ in opened.fill(file, [(0, memoryview(room))]):
+        pass
+    return {"image": descriptor.parse(bytes(room), where)}
+
+
+def _fetch(job: Job) -> dict[str, Any]:
+    """Fetch the files of an address to where they are kept; return their paths and checksums, or a description."""
+    found = _descriptor(job)
+    if found is not None:
+        return found
+    opened = job.open(job.order["address"])
+    expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
+    files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
+    destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files)
+    job.work.moved.total_bytes = sum(file.nbytes for file in files)
+    paths = _fetch_all(job, opened, files, destination, expected)
+    folder = destination.finish(files)
+    return {
+        "pinned": opened.pinned, "notes": list(opened.notes), "folder": str(folder),
+        "files": [{**_as_json(file), "path": str(paths[file.name][0]), "found": paths[file.name][1]} for file in files],
+    }  # fmt: skip
+
+
+def _fetch_all(
+    job: Job,
+    opened: Opened,
+    files: Sequence[RemoteFile],
+    destination: Destination,
+    expected: Mapping[str, Mapping[str, Any]],
+) -> dict[str, tuple[Path, dict[str, str]]]:
+    def one(file: RemoteFile) -> tuple[Path, dict[str, str]]:
+        return _fetch_one(job, opened, file, destination, expected.get(file.name) or {})
+
+    small = [file for file in files if file.nbytes <= _SMALL_BYTES]
+    with ThreadPoolExecutor(_SMALL_AT_ONCE, thread_name_prefix="trims-small") as pool:
+        done = dict(zip([file.name for file in small], pool.map(one, small), strict=True))
+    for file in files:
+        if file.name not in done:
+            done[file.name] = one(file)
+    return done
+
+
+def _fetch_one(
+    job: Job, opened: Opened, file: RemoteFile, destination: Destination, expected: Mapping[str, Any]
+) -> tuple[Path, dict[str, str]]:
+    """Fetch one file, unless it is there. Return its path, and the checksums that were found."""
+    with destination.lock(file, job.wanted):
+        there = destination.find(file)
+        if there is not None:
+            _moved(job.work, file.nbytes)
+            return there, {}
+        path = destination.partial(file)
+        also = checksums.COMBINED & {*file.checksums, *expected.get("checksums", {})}
+        try:
+            with partial.on_disk(path, file, also, lambda nbytes: _moved(job.work, nbytes)) as data:
+                digests = {"blake3", *stated_digests(file, expected.get("checksums", {}))}
+                found = Transfer(opened, file, data, job.around.limits, job.work).run(digests)
+            checksums.compare(file.name, expected.get("checksums", {}), found, "trims.lock has since it was first seen")
+        except DigestMismatchError:
+            partial.remove(path)
+            raise
+        published = destination.publish(file, path)
+        partial.remove(path)  # its journal
+        return published, found
+
+
+def _image(job: Job) -> dict[str, Any]:
+    """Fetch an image into memory that came with the order."""
+    order, fd = job.order, job.fds[0]
+    opened = job.open(order["address"])
+    file = replace(opened.files[0], checksums={**opened.files[0].checksums, **order["checksums"]})
+    if file.nbytes != order["nbytes"]:
+        raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
+    also = checksums.COMBINED & set(file.checksums)
+    data = partial.Partial(fd, file.nbytes, also=also)
+    job.work.moved.total_bytes = file.nbytes
+    try:
+        found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
+    finally:
+        data.close()
+    return {"found": found}
+
+
+def _push(job: Job) -> dict[str, Any]:
+    """Write an image, which came with the order, and its description to an address; the description comes last."""
+    from trims.sources.push import ObjectWriter
+
+    order, fd = job.order, job.fds[0]
+    fields = {**order["image"], "checksums": {"crc64nvme": _crc_of(fd, order["nbytes"], job)}}
+    image = descriptor.ImageDescription(**fields)
+    where, target = str(descriptor.address_of(order["address"])), descriptor.image_address(order["address"], image.file)
+    job.work.moved.total_bytes = image.nbytes
+    settings = SourceSettings(Http(job.around.policy), job.around.environment)
+    writer = ObjectWriter(settings, scheme_of(target))
+    with contextlib.closing(writer):
+        there = writer.head(target)
+        was_there = there is not None and there.nbytes == image.nbytes
+        if was_there:
+            _moved(job.work, image.nbytes)
+        else:
+            writer.put_file(target, fd, image.nbytes, lambda done: _moved_to(job.work, done), lambda: not job.wanted())
+        writer.put_bytes(where, image.written())
+    return {"image": fields, "was_there": was_there}
+
+
+def _crc_of(fd: int, nbytes: int, job: Job) -> str:
+    """Return the CRC64NVME of a file that came with an order, in hex."""
+    pieces, room = [], memoryview(bytearray(partial.PIECE_BYTES))
+    for begin in range(0, nbytes, len(room)):
+        with room[: min(len(room), nbytes - begin)] as piece:
+            read_all(fd, piece, begin)
+            pieces.append((checksums.of_piece("crc64nvme", piece), len(piece)))
+        if not job.wanted():
+            raise LostPeerError("the push was stopped")
+    return checksums.combined("crc64nvme", pieces)
+
+
+def _moved_to(work: Work, done_bytes: int) -> None:
+    with work.lock:
+        work.moved.done_bytes = work.moved.fetched_bytes = done_bytes
+        work.on_moved(work.moved)
+
+
+def _moved(work: Work, nbytes: int) -> None:
+    with work.lock:
+        work.moved.done_bytes += nbytes
+        work.on_moved(work.moved)
+
+
+def _check_expected(file: RemoteFile, expected: Mapping[str, Any] | None, job: Job) -> RemoteFile:
+    """Return a file that is as it was when it was first seen, as far as its source says. Raises DigestMismatchError."""
+    if expected is None:
+        return file
+    where = f"{file.name} at {job.order['address']}"
+    if expected["nbytes"] not in (None, file.nbytes):
+        raise DigestMismatchError(
+            f"{where} has {file.nbytes} bytes, and had {expected['nbytes']} when it was first seen; if the change is "
+            "meant, accept it (`trims pull --update`)"
+        )
+    checksums.compare(
+        where,
+        expected["checksums"],
+        file.checksums,
+        "it had when it was first seen; if the change is meant, accept it (`trims pull --update`)",
+    )
+    return file
+
+
+def _as_json(file: RemoteFile) -> dict[str, Any]:
+    return {"name": file.name, "nbytes": file.nbytes, "version": file.version, "checksums": dict(file.checksums)}
+
+
+_JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
+    "look": _look, "fetch": _fetch, "image": _image, "push": _push,
+}  # fmt: skip

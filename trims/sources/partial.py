@@ -1,0 +1,197 @@
+"""Partial files: memory that a transfer fills piece by piece, and a journal of the pieces that are there.
+
+The journal lies beside the data. A record is written once its piece is in the file, and has the piece's CRC64NVME: a
+transfer that was killed at any byte goes on with the pieces that are proven to be there, and fetches the others. After
+a power cut, too: a record whose piece did not reach the disk does not match it. Not covered: which pieces are fetched
+when (`transfer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from trims.core.errors import NoSpaceError
+from trims.core.units import format_bytes
+from trims.memory.mapping import FileMapping, c_library
+from trims.sources import checksums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+    from trims.sources.base import RemoteFile
+
+#: Bytes of a piece: what a kill can cost for each connection, and what fits in a processor's cache while it is checked.
+PIECE_BYTES = 1 << 20
+JOURNAL = ".journal"
+_RECORD = struct.Struct("<IQ")
+_FORMAT = 1
+
+
+class Partial:
+    """Bytes of one file on their way.
+
+    Args:
+        fd: Memory to fill, open for reading and writing, `nbytes` long; owned by the caller.
+        nbytes: Length, not 0.
+        journal: Open for appending; None if nothing can be resumed. Owned by the caller.
+        also: Checksums beside CRC64NVME that are combined from pieces.
+    """
+
+    def __init__(self, fd: int, nbytes: int, journal: int | None = None, also: Collection[str] = ()) -> None:
+        self.nbytes = nbytes
+        self.pieces = -(-nbytes // PIECE_BYTES)
+        self._map = FileMapping(fd, nbytes, write=True, align=True)
+        self._view = self._map.view()
+        self._journal = journal
+        self._lock = threading.Lock()
+        #: Checksums of the pieces that are there, by name.
+        self._sums: dict[str, dict[int, int]] = {name: {} for name in dict.fromkeys(("crc64nvme", *also))}
+
+    def has(self, piece: int) -> bool:
+        """Return whether a piece is there."""
+        return piece in self._sums["crc64nvme"]
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all pieces are there."""
+        return len(self._sums["crc64nvme"]) == self.pieces
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the pieces that are not there."""
+        return [piece for piece in range(self.pieces) if not self.has(piece)]
+
+    def length_of(self, piece: int) -> int:
+        """Return the bytes of a piece: the last one may be short."""
+        return min(PIECE_BYTES, self.nbytes - piece * PIECE_BYTES)
+
+    def room(self, piece: int) -> memoryview:
+        """Return a piece as memory; release it."""
+        begin = piece * PIECE_BYTES
+        return self._view[begin : begin + self.length_of(piece)]
+
+    def filled(self, piece: int) -> None:
+        """Take note of a piece that was filled. Called by several threads, for pieces apart."""
+        with self.room(piece) as data:
+            found = {name: checksums.of_piece(name, data) for name in self._sums}
+        with self._lock:
+            for name, value in found.items():
+                self._sums[name][piece] = value
+            if self._journal is not None:
+                os.write(self._journal, _RECORD.pack(piece, found["crc64nvme"]))
+
+    def prefault(self, piece: int, pieces: int) -> None:
+        """Have the kernel give the pages of some pieces at once, where it can: a page at a time costs more."""
+        begin = piece * PIECE_BYTES
+        nbytes = min(pieces * PIECE_BYTES, self.nbytes - begin)
+        c_library().madvise(self._map.address + begin, nbytes, _POPULATE_WRITE)  # a kernel before 5.14 refuses
+
+    def resume(self, records: bytes) -> int:
+        """Take over the pieces that a journal proves to be there. Return their bytes."""
+        for piece, value in _RECORD.iter_unpack(records[: len(records) - len(records) % _RECORD.size]):
+            if piece >= self.pieces:
+                continue
+            with self.room(piece) as data:
+                if checksums.of_piece("crc64nvme", data) == value:
+                    for name, known in self._sums.items():
+                        known[piece] = value if name == "crc64nvme" else checksums.of_piece(name, data)
+        return sum(map(self.length_of, self._sums["crc64nvme"]))
+
+    def combined(self) -> dict[str, str]:
+        """Return the checksums of the whole file in hex, once all pieces are there."""
+        return {
+            name: checksums.combined(name, ((known[piece], self.length_of(piece)) for piece in range(self.pieces)))
+            for name, known in self._sums.items()
+        }
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        self._view.release()
+        self._map.close()
+
+
+#: MADV_POPULATE_WRITE, which Python has no name for.
+_POPULATE_WRITE = 23
+
+
+@contextlib.contextmanager
+def on_disk(path: Path, file: RemoteFile, also: Collection[str], resumed: Callable[[int], None]) -> Iterator[Partial]:
+    """Open the partial file at a path, with what an earlier transfer of the same version has left there.
+
+    Args:
+        path: Of the data; the journal lies beside it, with `JOURNAL` behind its name.
+        file: What is fetched. Without a version or a checksum, nothing proves that what is there is of the same file.
+        also: See `Partial`.
+        resumed: Called with the bytes that are there already.
+
+    Raises NoSpaceError if the disk has no room for all of it.
+    """
+    about = json.dumps(_about(file), sort_keys=True).encode() + b"\n"
+    journal_path = path.with_name(path.name + JOURNAL)
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(_opened(path))
+        journal = stack.enter_context(_opened(journal_path))
+        before = _read(journal)
+        is_same = before.startswith(about) and bool(file.version or file.checksums)
+        if not is_same or os.fstat(data).st_size != file.nbytes:
+            os.ftruncate(journal, 0)
+            os.ftruncate(data, 0)
+            _allocate(data, file.nbytes, path)
+            os.write(journal, about)
+            before = b""
+        partial = Partial(data, file.nbytes, journal, also)
+        stack.callback(partial.close)
+        resumed(partial.resume(before[len(about) :]) if before else 0)
+        yield partial
+        if partial.complete:
+            os.fsync(data)
+
+
+def remove(path: Path) -> None:
+    """Remove a partial file's data and journal: the data is wrong, or another file by now. Idempotent."""
+    for each in (path, path.with_name(path.name + JOURNAL)):
+        with contextlib.suppress(FileNotFoundError):
+            each.unlink()
+
+
+def _about(file: RemoteFile) -> dict[str, object]:
+    return {
+        "format": _FORMAT, "version": file.version, "nbytes": file.nbytes, "checksums": dict(file.checksums),
+        "piece_bytes": PIECE_BYTES,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND * path.name.endswith(JOURNAL), 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _allocate(fd: int, nbytes: int, path: Path) -> None:
+    """Reserve the blocks: a disk that fills up says so before anything is fetched, and no write to it can fail."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.ftruncate(fd, 0)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            free = os.statvfs(path.parent)
+            room = free.f_bavail * free.f_frsize
+            raise NoSpaceError(
+                f"{format_bytes(nbytes)} do not fit at {path.parent}, where {format_bytes(room)} are free; make room, "
+                "or keep downloads elsewhere",
+                room,
+            ) from error
+        raise

@@ -1,0 +1,265 @@
+"""Addresses as files of this machine: fetched once, found again without the network, the same bytes as the first time.
+
+One transfer serves however many ask for an address. Not covered: moving bytes (`fetcher`), and which file of an
+address has the weights (the store).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError
+from trims.manifests.addresses import check_address
+from trims.sources import lock as lock_files
+from trims.sources.descriptor import ImageDescription, image_address
+from trims.sources.fetcher import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trims.sources.downloads import Downloads
+    from trims.sources.fetcher import Fetcher
+    from trims.sources.lock import LockFile
+
+log = logging.getLogger(__name__)
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What lies at an address, as it was fetched.
+
+    Attributes:
+        address: As it was asked for.
+        pinned: With its version, as far as its scheme has a way.
+        files: Paths on this machine, by name below the address; empty for an image, which has none here.
+        digests: Of each file, by algorithm.
+        folder: Where the files lie under their names.
+        image: The description, if the address is that of a pushed image.
+        notes: See `Opened.notes`.
+    """
+
+    address: str
+    pinned: str
+    files: Mapping[str, Path] = field(default_factory=dict)
+    digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    folder: Path | None = None
+    image: ImageDescription | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def image_address(self) -> str:
+        """Return the address of the image's bytes."""
+        assert self.image is not None, "only an image has one"
+        return image_address(self.address, self.image.file)
+
+
+class Remote:
+    """Addresses of one daemon. Safe to call from several threads.
+
+    Args:
+        fetcher: Moves bytes.
+        lock: What was found before.
+        downloads: Where files lie whose scheme has no place of its own.
+    """
+
+    def __init__(self, fetcher: Fetcher, lock: LockFile, downloads: Downloads) -> None:
+        self._fetcher = fetcher
+        self.downloads = downloads
+        self._lock_file = lock
+        self._lock = threading.Lock()
+        self._flights: dict[str, _Flight] = {}
+
+    def here(self, address: str) -> Fetched | None:
+        """Return what was fetched from an address, if all of it is still here. Looks at files; uses no network."""
+        entry = self._lock_file.get(address)
+        found = None if entry is None else _fetched(address, entry)
+        if found is None or found.image is not None:
+            return found
+        return found if found.files and all(map(_is_file, found.files.values())) else None
+
+    def seen(self, address: str) -> Mapping[str, Any] | None:
+        """Return what the lock file says of an address; None if it was never fetched."""
+        return self._lock_file.get(address)
+
+    def images(self) -> Iterator[Fetched]:
+        """Return all pushed images that were found."""
+        for address, entry in self._lock_file.entries().items():
+            found = _fetched(address, entry)
+            if found is not None and found.image is not None:
+                yield found
+
+    def fetch(
+        self,
+        address: str,
+        *,
+        origin: str = "",
+        stated: Mapping[str, str] | None = None,
+        named: bool = True,
+        update: bool = False,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Fetched:
+        """Fetch what lies at an address, or find it here. Blocks; joins a transfer of the same address that runs.
+
+        Args:
+            address: Of a scheme that is fetched.
+            origin: Folder of the manifest that names it, for the lock file beside it.
+            stated: Digests by file name that the manifest states (sha256).
+            named: An operator named it: its host may be private.
+            update: Take what lies there now, also if it was something else before.
+            wanted: Asked now and then; once false, and for all who joined as well, the transfer stops.
+
+        Raises:
+            DigestMismatchError: It is not what it was when it was first seen, or not what the manifest states.
+            DeadlineError: It was not wanted any more.
+            TrimsError: As `Opened.fill`.
+        """
+        check_address(address)
+        with self._lock:
+            flight = self._flights.get(address)
+            begins = flight is None
+            if flight is None:
+                flight = self._flights[address] = _Flight(Running(address, "fetch"))
+            flight.wanted.append(wanted)
+        if not begins:
+            return flight.wait(wanted)
+        try:
+            expected = _expected(address, None if update else self._lock_file.get(address), origin, stated or {})
+            flight.fetched = self._fetch(address, expected, flight, named=named)
+        except BaseException as error:
+            flight.error = error
+            raise
+        finally:
+            with self._lock:
+                del self._flights[address]
+            flight.over.set()
+        return flight.fetched
+
+    def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
+        order = {"address": expected["pinned"] or address, "expected": expected["files"], "named": named}
+        answer = self._fetched(order, flight)
+        entry = {**_entry(answer, expected), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        if answer.get("image") is not None and expected["image"] is not None:
+            _check_image(address, expected["image"], answer["image"])
+        self._lock_file.put(address, entry)
+        found = _fetched(address, entry)
+        assert found is not None, "it was written a moment ago"
+        if found.folder is not None:
+            self.downloads.used(found.folder)
+            self.downloads.keep_within(busy=[found.folder])
+        for note in answer.get("notes", ()):
+            log.warning("%s: %s", address, note)
+        return found
+
+    def _fetched(self, order: Mapping[str, Any], flight: _Flight) -> dict[str, Any]:
+        """Have the files fetched; where the disk is full, other downloads make room once."""
+
+        def do() -> dict[str, Any]:
+            return self._fetcher.do(
+                "fetch", order, wanted=lambda: any(each() for each in list(flight.wanted)), on_moved=flight.running.tell
+            )
+
+        try:
+            return do()
+        except NoSpaceError:
+            missing = flight.running.moved.total_bytes - flight.running.moved.done_bytes
+            if not self.downloads.make_room(missing):
+                raise
+            return do()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is fetched now."""
+        return not self._flights
+
+    def progress(self, address: str) -> Running | None:
+        """Return the transfer of an address; None if none runs."""
+        flight = self._flights.get(address)
+        return None if flight is None else flight.running
+
+    def remember_image(self, address: str, image: ImageDescription) -> None:
+        """Keep that an image was pushed to an address."""
+        self._lock_file.put(address, {"pinned": address, "image": vars(image)})
+
+    def forget(self, address: str) -> None:
+        """Forget what was found at an address: the next fetch takes what lies there then."""
+        self._lock_file.forget(address)
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One transfer, for all who wait for it."""
+
+    running: Running
+    wanted: list[Callable[[], bool]] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+    fetched: Fetched | None = None
+    error: BaseException | None = None
+
+    def wait(self, wanted: Callable[[], bool]) -> Fetched:
+        """Wait for its end. Raises its error, DeadlineError once `wanted()` is false."""
+        while not self.over.wait(_LOOK_S):
+            if not wanted():
+                raise DeadlineError(f"{self.running.address} was not fetched in time; what has come is kept")
+        if self.fetched is not None:
+            return self.fetched
+        assert self.error is not None, "it is over"
+        raise type(self.error)(str(self.error)) if isinstance(self.error, TrimsError) else self.error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated: Mapping[str, str]) -> dict[str, Any]:
+    """Return what must be found at an address: as the lock file beside the manifest says, then the daemon's own."""
+    entry = lock_files.beside(origin).get(address) or entry or {}
+    files = {file["name"]: {"nbytes": file["nbytes"], "checksums": {**file["checksums"], **file.get("found", {})}}
+             for file in entry.get("files", ())}  # fmt: skip
+    for name, digest in stated.items():
+        known = files.setdefault(name, {"nbytes": None, "checksums": {}})
+        known["checksums"]["sha256"] = digest
+    return {"pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image")}
+
+
+def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    if answer.get("image") is not None:
+        return {"pinned": "", "image": answer["image"]}
+    files = []
+    for file in answer["files"]:
+        before = expected["files"].get(file["name"], {}).get("checksums", {})
+        files.append({**file, "found": file["found"] or dict(before)})
+    return {"pinned": answer["pinned"], "folder": answer["folder"], "files": files}
+
+
+def _check_image(address: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for what in ("key", "digest", "nbytes"):
+        if before[what] != now[what]:
+            raise DigestMismatchError(
+                f"the image at {address} has the {what} {now[what]}, and had {before[what]} when it was first seen; if "
+                "the change is meant, accept it (`trims pull --update`)"
+            )
+
+
+def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
+    """Return an entry of the lock file as what was fetched; None for one without paths of this machine."""
+    if entry.get("image") is not None:
+        return Fetched(address, entry.get("pinned") or address, image=ImageDescription(**entry["image"]))
+    if "folder" not in entry:
+        return None
+    files = entry.get("files", ())
+    return Fetched(
+        address,
+        entry["pinned"],
+        {file["name"]: Path(file["path"]) for file in files},
+        {file["name"]: {**file["checksums"], **file.get("found", {})} for file in files},
+        Path(entry["folder"]),
+    )
