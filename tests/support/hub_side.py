@@ -60,12 +60,12 @@ def fetch(variables: Mapping[str, str], address: str = f"hf://{NAME}") -> Path:
     opened = look(variables, address)
     try:
         for file in opened.files:
-            with opened.destination.lock(file, lambda: True):
-                if opened.destination.find(file) is None:
-                    partial = opened.destination.partial(file)
+            with opened.cached.lock(file, lambda: True):
+                if opened.cached.find(file) is None:
+                    partial = opened.cached.partial(file)
                     partial.write_bytes(content(opened, file))
-                    opened.destination.publish(file, partial)
-        return opened.destination.finish(opened.files)
+                    opened.cached.publish(file, partial)
+        return opened.cached.finish(opened.files)
     finally:
         opened.close()
 

@@ -29,7 +29,7 @@ from trims.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trims.sources.base import Part, RemoteFile
     from trims.sources.hosts import HostPolicy

@@ -118,10 +118,8 @@ class HubSnapshot(RangedFiles):
 
     Attributes:
         commit: Full name.
-        destination: The hub's cache.
+        cached: The `destination`: its snapshot in the hub's cache.
     """
-
-    destination: CachedSnapshot
 
     def __init__(
         self,
@@ -133,8 +131,8 @@ class HubSnapshot(RangedFiles):
     ) -> None:
         pinned = look.address.at(commit)
         super().__init__(look.http, pinned, files, self._locate, destination=destination, notes=notes)
-        self.commit = commit
-        self._look, self._base = look, destination.base
+        self.commit, self.cached = commit, destination
+        self._look = look
 
     def close(self) -> None:
         """See `Opened.close`."""
@@ -142,7 +140,7 @@ class HubSnapshot(RangedFiles):
         self._look.quick.close()
 
     def _locate(self, file: RemoteFile) -> Location:
-        return self._look.api().locate(self.commit, posixpath.join(self._base, file.name))
+        return self._look.api().locate(self.commit, posixpath.join(self.cached.base, file.name))
 
 
 class _Look:

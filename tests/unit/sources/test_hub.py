@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
+import signal
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hub_side import NAME, content, environment, fetch, look, names, real_client, source
+from hub_side import NAME, SCAN, content, environment, fetch, look, names, real_client, source
+from looking import wait_until
 from stub_hub import StubHub, apart, stub_hub
 
 from trims.core.errors import (
@@ -20,11 +26,11 @@ from trims.core.errors import (
     SourceUnavailableError,
     TrimsError,
 )
+from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.hub import HubAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 WEIGHTS = bytes(range(256)) * 1024
 FILES = {"config.json": b'{"a": 1}', "model.safetensors": WEIGHTS, "README.md": b"# Model", "tokenizer.json": b"{}"}
@@ -95,6 +101,7 @@ def test_a_branch_is_pinned_to_its_commit_with_the_files_it_needs(hub: StubHub, 
         assert opened.pinned == f"hf://{NAME}@{commit}"
         assert names(opened) == WANTED
         assert opened.notes == []
+        assert opened.destination is opened.cached
         rows = {file.name: (file.nbytes, file.version, dict(file.checksums)) for file in opened.files}
         contents = hub.repositories[NAME].commits[commit]
         weights, config = contents["model.safetensors"], contents["config.json"]
@@ -217,9 +224,9 @@ def test_a_commit_in_the_cache_costs_no_request(hub: StubHub, variables: dict[st
     hub.requests.clear()
     with contextlib.closing(look(variables, f"hf://{NAME}@{commit}")) as opened:
         assert opened.notes == []
-        found = [opened.destination.find(file) for file in opened.files]
+        found = [opened.cached.find(file) for file in opened.files]
         assert [path.read_bytes() for path in found if path] == [FILES[name] for name in WANTED]
-        assert opened.destination.finish(opened.files) == folder
+        assert opened.cached.finish(opened.files) == folder
     assert hub.requests == []
 
 
@@ -250,8 +257,8 @@ def test_offline_the_missing_files_are_named_and_no_one_is_asked(
 ) -> None:
     hub.add(NAME, FILES)
     with contextlib.closing(look(variables)) as opened:
-        opened.destination.partial(opened.files[0])
-        opened.destination.finish([])
+        opened.cached.partial(opened.files[0])
+        opened.cached.finish([])
     hub.requests.clear()
     with pytest.raises(ArtifactNotFoundError) as raised:
         look({**variables, "HF_HUB_OFFLINE": value})
@@ -324,6 +331,54 @@ def test_a_repository_without_weights_names_what_it_has(hub: StubHub, variables:
         look(variables)
     with contextlib.closing(look(variables, f"hf://{NAME}/model.gguf")) as opened:
         assert names(opened) == ["model.gguf"]
+
+
+@pytest.fixture
+def fetcher(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fetcher]:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made = Fetcher(FetchSettings(str(tmp_path / "downloads"), patience_s=20.0))
+    yield made
+    made.close()
+
+
+def test_a_transfer_fills_the_hubs_cache_and_leaves_nothing_else(
+    hub: StubHub, fetcher: Fetcher, variables: dict[str, str], tmp_path: Path
+) -> None:
+    commit = hub.add(NAME, FILES | {"merges.txt": b""})
+    answer = fetcher.do("fetch", {"address": f"hf://{NAME}"})
+    assert answer["pinned"] == f"hf://{NAME}@{commit}"
+    assert [file["name"] for file in answer["files"]] == sorted([*WANTED, "merges.txt"])
+    assert all(file["checksums"].items() <= file["found"].items() for file in answer["files"] if file["nbytes"])
+    cache = tmp_path / "hf" / "hub"
+    assert [path for path in cache.rglob("*") if "trims" in path.name] == []
+    assert real_client(variables, SCAN) == []
+    hub.requests.clear()
+    again = fetcher.do("fetch", {"address": answer["pinned"]})
+    assert again["folder"] == answer["folder"]
+    assert hub.requests == []
+
+
+def test_a_transfer_that_is_killed_again_and_again_fetches_hardly_a_byte_twice(
+    hub: StubHub, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    data = random.Random(3).randbytes(24 << 20)
+    hub.add(NAME, {"model.safetensors": data})
+    shares = [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]
+
+    def kill(share: float) -> None:
+        wait_until(lambda: hub.sent["model.safetensors"] > share * len(data), "bytes come")
+        if (pid := fetcher.pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    hub.faults.bytes_per_s = 12 << 20
+    killer = threading.Thread(target=lambda: [kill(share) for share in shares])
+    killer.start()
+    answer = fetcher.do("fetch", {"address": f"hf://{NAME}"})
+    killer.join()
+    assert Path(answer["files"][0]["path"]).read_bytes() == data
+    assert hub.sent["model.safetensors"] <= 1.5 * len(data)  # 1.8 if each transfer began from nothing
+    assert [path for path in (tmp_path / "hf" / "hub").rglob("*") if "trims" in path.name] == []
 
 
 def test_a_hub_in_a_process_of_its_own_serves_a_folder(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_part_of_a_download_is_no_snapshot_and_no_damage_for_the_hubs_client(
 ) -> None:
     with contextlib.closing(look(variables)) as opened:
         config, weights = opened.files[1], opened.files[2]
-        destination = opened.destination
+        destination = opened.cached
         destination.partial(weights)
         assert real_client(variables, SCAN) == []
         destination.publish(config, _written(destination.partial(config), content(opened, config)))
@@ -110,7 +110,7 @@ def test_a_part_of_a_download_is_no_snapshot_and_no_damage_for_the_hubs_client(
     )
     assert "model.safetensors" in real_client(offline, code)
     with contextlib.closing(look(variables)) as again:
-        assert again.destination.partial(weights).read_bytes() == WEIGHTS[:1000]  # where a killed transfer goes on
+        assert again.cached.partial(weights).read_bytes() == WEIGHTS[:1000]  # where a killed transfer goes on
 
 
 def _written(path: Path, data: bytes) -> Path:
@@ -169,9 +169,9 @@ def test_a_half_written_blob_is_neither_served_nor_overwritten(
     assert blob.read_bytes() == bytes(length)
     with contextlib.closing(look(variables)) as opened:
         weights = opened.files[2]
-        partial = _written(opened.destination.partial(weights), WEIGHTS)
+        partial = _written(opened.cached.partial(weights), WEIGHTS)
         with pytest.raises(ArtifactError):
-            opened.destination.publish(weights, partial)
+            opened.cached.publish(weights, partial)
     assert blob.read_bytes() == bytes(length)
     blob.unlink()
     assert (fetch(variables) / "model.safetensors").read_bytes() == WEIGHTS
@@ -181,10 +181,10 @@ def test_a_blob_that_came_meanwhile_is_kept(hub: StubHub, commit: str, variables
     blob, link = _weights(hub, commit, cache)
     with contextlib.closing(look(variables)) as opened:
         weights = opened.files[2]
-        partial = _written(opened.destination.partial(weights), WEIGHTS)
+        partial = _written(opened.cached.partial(weights), WEIGHTS)
         blob.write_bytes(WEIGHTS)
         inode = blob.stat().st_ino
-        assert opened.destination.publish(weights, partial) == blob
+        assert opened.cached.publish(weights, partial) == blob
     assert blob.stat().st_ino == inode
     assert not partial.exists()
     assert link.read_bytes() == WEIGHTS
@@ -385,7 +385,7 @@ def test_a_snapshot_without_a_listing_is_served_offline_with_a_note(
         assert len(opened.notes) == 1
         sha256 = hub.repositories[NAME].commits[commit]["model.safetensors"].sha256
         assert opened.files[2].checksums == {"sha256": sha256}
-        assert opened.destination.find(opened.files[2]) is not None
+        assert opened.cached.find(opened.files[2]) is not None
     assert hub.requests == []
     fetch(variables, f"hf://{NAME}@{commit}")  # what is not proven to be complete, the hub is asked about
     assert len(hub.asked("/tree/")) == 1
@@ -432,11 +432,11 @@ def test_while_the_hubs_client_downloads_a_file_trims_waits_for_it(
     with contextlib.closing(look(variables)) as opened, _client(variables) as client:
         weights = opened.files[2]
         wait_until(lambda: hub.sent["model.safetensors"], "the client downloads")
-        with pytest.raises(DeadlineError), opened.destination.lock(weights, lambda: False):
+        with pytest.raises(DeadlineError), opened.cached.lock(weights, lambda: False):
             pytest.fail("the client has the lock")
         hub.faults.stall_after = None
-        with opened.destination.lock(weights, lambda: True):
-            blob = opened.destination.find(weights)
+        with opened.cached.lock(weights, lambda: True):
+            blob = opened.cached.find(weights)
         assert blob is not None
         assert blob.read_bytes() == WEIGHTS
         client.communicate()
@@ -449,11 +449,11 @@ def test_while_trims_downloads_a_file_the_hubs_client_waits_for_it(
 ) -> None:
     with contextlib.closing(look(variables)) as opened, contextlib.ExitStack() as locked:
         weights = opened.files[2]
-        locked.enter_context(opened.destination.lock(weights, lambda: True))
+        locked.enter_context(opened.cached.lock(weights, lambda: True))
         with _client(variables) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "waits\n"
-            opened.destination.publish(weights, _written(opened.destination.partial(weights), WEIGHTS))
+            opened.cached.publish(weights, _written(opened.cached.partial(weights), WEIGHTS))
             locked.close()
             *_, found = client.communicate()[0].splitlines()
         assert Path(found).read_bytes() == WEIGHTS
