@@ -15,7 +15,8 @@ from trims.sources.hosts import HostPolicy
 from trims.sources.http import Http
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import ssl
+    from collections.abc import Callable, Iterator, Mapping
 
     from trims.sources.base import Opened, RemoteFile
 
@@ -43,6 +44,7 @@ class Stub:
         needs: Parameters that a request for an object must carry; without, the answer is 403.
         answers: Answers (status, headers, body) to the next requests, whatever they are.
         part_answer: Answer to each part of an upload.
+        on_part: Called with each part of an upload, before its answer.
         listing: Answer to every request for a listing.
     """
 
@@ -52,6 +54,7 @@ class Stub:
     needs: set[str] = field(default_factory=set)
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     part_answer: tuple[int, dict[str, str], bytes] = (200, {"ETag": '"part"'}, b"")
+    on_part: Callable[[], None] = lambda: None
     listing: bytes = b""
     asked: list[Asked] = field(default_factory=list)
 
@@ -106,6 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.method == "POST" and "uploads" in asked.query:
             return 200, {}, b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
         if asked.method == "PUT":
+            self.stub.on_part()
             return self.stub.part_answer
         return 204, {}, b""
 
@@ -151,11 +155,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def object_stub() -> Iterator[Stub]:
-    """Give a server for a block."""
+def object_stub(tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
+    """Give a server for a block; it speaks TLS if it gets a context for that."""
     stub = Stub()
     with _Server(stub) as server:
-        stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        stub.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
         try:

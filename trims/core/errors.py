@@ -196,7 +196,7 @@ class SourceUnavailableError(LostPeerError):
     """A source of artifacts does not answer, or broke off in the middle; what was fetched is kept.
 
     Attributes:
-        retry_after_s: Seconds that the source asks for before the next request; None if it says nothing.
+        retry_after_s: Least seconds before the next request, if the source says that it is busy; None otherwise.
     """
 
     code = "source_unavailable"

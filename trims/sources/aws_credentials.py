@@ -58,7 +58,7 @@ class AwsCredentials:
             for kind, variable in (("config", "AWS_CONFIG_FILE"), ("credentials", "AWS_SHARED_CREDENTIALS_FILE"))
         ]
         self._static = self._keys_of_environment()
-        self._profile = {} if self._static else self._read_profile()
+        self._profile = "" if self._static else self._find_profile()
 
     def current(self) -> auth.AwsCredentials:
         """Return credentials that are good for some minutes. Blocks. Raises SourceRefusedError."""
@@ -117,11 +117,10 @@ class AwsCredentials:
         token = self._environment.get("AWS_SESSION_TOKEN") or None
         return auth.AwsCredentialsProvider.new_static(key, secret, token)
 
-    def _read_profile(self) -> dict[str, str]:
-        """Return what the files say of the profile. Raises ConfigError if one is asked for that is in none of them."""
+    def _find_profile(self) -> str:
+        """Return the profile to use; empty for none. Raises ConfigError if one is asked for that is in no file."""
         asked = self._environment.get("AWS_PROFILE")
         name = asked or "default"
-        found: dict[str, str] = {}
         there = False
         for kind, path in self._files:
             parser = configparser.RawConfigParser(default_section="\0", strict=False)
@@ -129,14 +128,12 @@ class AwsCredentials:
                 parser.read(path, encoding="utf-8")
             except (configparser.Error, UnicodeDecodeError):
                 raise ConfigError(f"{path} is no file of profiles of AWS") from None  # whose text has secrets
-            for section in (name, f"profile {name}") if kind == "config" else (name,):
-                if parser.has_section(section):
-                    there = True
-                    found.update(parser.items(section))
+            sections = (name, f"profile {name}") if kind == "config" else (name,)
+            there = there or any(map(parser.has_section, sections))
         if asked and not there:
             paths = " and ".join(path for _, path in self._files)
             raise ConfigError(f"AWS_PROFILE is {asked!r}, and there is no such profile in {paths}")
-        return {"": name, **found} if there else {}
+        return name if there else ""
 
     def _make_provider(self) -> auth.AwsCredentialsProvider:
         if self._static is not None:
@@ -144,9 +141,7 @@ class AwsCredentials:
         chain = []
         if self._profile:
             paths = {f"{kind}_filepath": path for kind, path in self._files}
-            chain.append(auth.AwsCredentialsProvider.new_profile(profile_name=self._profile[""], **paths))
-        if "credential_process" in self._profile:
-            chain.append(auth.AwsCredentialsProvider.new_process(self._profile[""]))
+            chain.append(auth.AwsCredentialsProvider.new_profile(profile_name=self._profile, **paths))
         chain.append(auth.AwsCredentialsProvider.new_default_chain())
         return auth.AwsCredentialsProvider.new_chain(chain)
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import obstore
 
-from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError
+from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError, ConfigError
 from trims.sources.base import RemoteFile
 from trims.sources.http import Location, check_status
 from trims.sources.store_errors import tree_errors
@@ -42,7 +42,9 @@ _LOOKS_AT_ONCE = 8
 _CONNECT_S = 10.0
 _REQUEST_S = 300.0
 _RETRY_S = 60.0
+_MOST_CERTIFICATES_BYTES = 16 << 20
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{1,221}\Z")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}\Z")
 _YES = frozenset({"1", "true", "yes", "on", "y", "t"})
 
 
@@ -72,6 +74,8 @@ class ObjectAddress:
         container, at, host = bucket.partition("@")
         if at and scheme in ("abfs", "abfss"):
             bucket, account = container, host.partition(".")[0]
+            if not _ACCOUNT.match(account):
+                raise CallerError(f"an address {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY names no account")
         else:
             account = ""
         if not _BUCKET.match(bucket):
@@ -124,6 +128,10 @@ class Bucket(ABC):
                 return None
             if answer.status >= 300:
                 self._explain(answer, key)
+            if self.is_folder(answer.headers):
+                return None
+            if reason := self.unreadable(answer.headers):
+                raise ArtifactError(f"{name} cannot be read: {reason}")
             length = answer.headers.get("Content-Length", "")
             if not length.isdigit():
                 raise ArtifactError(f"{name}: the store does not say how long it is")
@@ -163,6 +171,16 @@ class Bucket(ABC):
     @abstractmethod
     def checksums(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of a whole object that the answer to a look states."""
+
+    def is_folder(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a look found a folder: some stores keep folders as objects without bytes."""
+        del headers
+        return False
+
+    def unreadable(self, headers: Mapping[str, str]) -> str:
+        """Return why the object that a look found cannot be read now; empty if it can."""
+        del headers
+        return ""
 
     def for_look(self, key: str) -> Location:
         """Return where a look at an object goes."""
@@ -215,15 +233,39 @@ def is_yes(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in _YES
 
 
+def endpoint_of(environment: Mapping[str, str], *names: str) -> str:
+    """Return the endpoint that the first of some variables names; empty for none. Raises ConfigError."""
+    name = next((name for name in names if environment.get(name)), "")
+    endpoint = environment.get(name, "").rstrip("/")
+    if endpoint and not (endpoint.startswith(("http://", "https://")) and host_of(endpoint)):
+        raise ConfigError(f"{name} is no address of a server: it begins with https:// or http://, and names a host")
+    return endpoint
+
+
 def host_of(endpoint: str) -> str:
     """Return the host of an endpoint that an operator named; empty for none."""
     return urlsplit(endpoint).hostname or ""
 
 
-def client_options(endpoint: str) -> ClientConfig:
-    """Return the library's settings for connections to an endpoint."""
-    seconds = {"connect_timeout": timedelta(seconds=_CONNECT_S), "timeout": timedelta(seconds=_REQUEST_S)}
-    return {"allow_http": endpoint.startswith("http://"), "user_agent": "trims", **seconds}  # type: ignore[typeddict-item]
+def client_options(endpoint: str, environment: Mapping[str, str]) -> ClientConfig:
+    """Return the library's settings for connections to an endpoint. Raises ConfigError.
+
+    Authorities of `SSL_CERT_FILE` are trusted besides the machine's: our own client reads that variable, the library
+    does not.
+    """
+    found: ClientConfig = {
+        "allow_http": endpoint.startswith("http://"),
+        "user_agent": "trims",
+        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "timeout": timedelta(seconds=_REQUEST_S),
+    }
+    if path := environment.get("SSL_CERT_FILE"):
+        try:
+            with open(path, "rb") as file:
+                found["root_certificate"] = file.read(_MOST_CERTIFICATES_BYTES)
+        except OSError as error:
+            raise ConfigError(f"SSL_CERT_FILE names {path}, which cannot be read: {error.strerror}") from error
+    return found
 
 
 def retries() -> RetryConfig:

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +53,8 @@ class Fetching:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
+        #: Progress of each job as it was reported last.
+        self._reported: dict[int, dict[str, int]] = {}
         self._reporter = Reporter()
 
     def serve(self) -> None:
@@ -61,8 +62,11 @@ class Fetching:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         with contextlib.suppress(EOFError, LostPeerError, OSError, BadMessageError):
-            while poll.poll(IDLE_S * 1e3) or self._jobs:
-                if not poll.poll(0):
+            while True:
+                if not poll.poll((_REPORT_S if self._jobs else IDLE_S) * 1e3):
+                    if not self._jobs:
+                        break
+                    self._report()
                     continue
                 received = messages.receive(self._connection, long_bytes=1 << 20)
                 if received is None:
@@ -79,10 +83,19 @@ class Fetching:
             if job is not None:
                 threading.Thread(target=job.stop, name="trims-stop", daemon=True).start()
             return
-        job = Job(order, self._around, _paced(lambda moved: self._send({"id": number, **moved})), fds)
+        job = Job(order, self._around, fds)
         with self._lock:
             self._jobs[number] = job
         threading.Thread(target=self._run, args=(number, job), name=f"trims-job-{number}", daemon=True).start()
+
+    def _report(self) -> None:
+        """Send how far each job is that has moved since the last report."""
+        with self._lock:
+            jobs = list(self._jobs.items())
+        for number, job in jobs:
+            if (moved := job.moved()) != self._reported.get(number):
+                self._reported[number] = moved
+                self._send({"id": number, **moved})
 
     def _run(self, number: int, job: Job) -> None:
         answer: dict[str, Any]
@@ -97,32 +110,12 @@ class Fetching:
         answer = self._reporter.add(job.order, answer)
         with self._lock:
             del self._jobs[number]
-        self._send(
-            {
-                "id": number,
-                "moved": job.work.moved.done_bytes,
-                "fetched": job.work.moved.fetched_bytes,
-                "total": job.work.moved.total_bytes,
-                **answer,
-            }
-        )
+            self._reported.pop(number, None)
+        self._send({"id": number, **job.moved(), **answer})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with self._sending, contextlib.suppress(LostPeerError, OSError):
             messages.send(self._connection, dict(message), long=True)
-
-
-def _paced(send: Any) -> Any:
-    """Return a function that sends a report, unless the last one was a moment ago."""
-    last_s = [0.0]
-
-    def tell(moved: Mapping[str, Any]) -> None:
-        now_s = time.monotonic()
-        if now_s - last_s[0] >= _REPORT_S:
-            last_s[0] = now_s
-            send(moved)
-
-    return tell
 
 
 def _as_json(error: BaseException) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from obstore.store import GCSStore
 
-from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
+from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
 from trims.sources.store_errors import setting_errors
 
@@ -32,7 +32,7 @@ _KEYS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
-_VARIABLES = (*_KEYS, "GOOGLE_BASE_URL", "GOOGLE_BEARER_TOKEN", "GOOGLE_SKIP_SIGNATURE")
+_VARIABLES = (*_KEYS, "GOOGLE_BASE_URL", "GOOGLE_BEARER_TOKEN")
 
 
 class GcsBucket(Bucket):
@@ -57,11 +57,12 @@ class GcsBucket(Bucket):
     def __init__(self, address: ObjectAddress, settings: SourceSettings, signed_for_s: float) -> None:
         environment = settings.environment
         self.name, self.signed_for_s = address.bucket, signed_for_s
-        self._base = (environment.get("GOOGLE_BASE_URL") or _BASE_URL).rstrip("/")
+        endpoint = endpoint_of(environment, "GOOGLE_BASE_URL")
+        self._base = endpoint or _BASE_URL
         self._token = environment.get("GOOGLE_BEARER_TOKEN", "")
         self._public = is_yes(environment, "GOOGLE_SKIP_SIGNATURE")
-        self.http = settings.http.naming(host_of(environment.get("GOOGLE_BASE_URL", "")))
-        config = chosen(environment, _VARIABLES)
+        self.http = settings.http.naming(host_of(endpoint))
+        config = {**chosen(environment, _VARIABLES), "google_skip_signature": str(self._public).lower()}
         default = os.path.join(environment.get("HOME", ""), _DEFAULT_FILE)
         if not any(environment.get(name) for name in _KEYS) and os.path.isfile(default):
             config["google_application_credentials"] = default
@@ -69,7 +70,7 @@ class GcsBucket(Bucket):
             self.store = GCSStore(
                 self.name,
                 config=config,  # type: ignore[arg-type]
-                client_options=client_options(self._base),
+                client_options=client_options(self._base, environment),
                 retry_config=retries(),
             )
 

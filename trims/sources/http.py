@@ -339,11 +339,12 @@ def check_status(answer: Answer | http.client.HTTPResponse, name: str) -> None:
     raise ArtifactError(f"{name}: the server answers {status}, which is no file")
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(text: str | None) -> float:
+    """Return the seconds that a busy server asks for; 0 if it leaves that to us, or names a date."""
     try:
-        return max(0.0, float(text)) if text else None
+        return max(0.0, float(text)) if text else 0.0
     except ValueError:
-        return None  # a date: the back-off decides
+        return 0.0
 
 
 def shown(url: str) -> str:

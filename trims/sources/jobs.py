@@ -12,7 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError, LostPeerError
+import tenacity
+
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    DigestMismatchError,
+    LostPeerError,
+    SourceUnavailableError,
+)
 from trims.core.units import format_bytes
 from trims.manifests.addresses import host_of, scheme_of
 from trims.memory.reading import read_all
@@ -21,7 +30,7 @@ from trims.sources.base import RemoteFile, SourceSettings
 from trims.sources.files import Folder
 from trims.sources.http import Http
 from trims.sources.schemes import source_of
-from trims.sources.transfer import Moved, Transfer, Work, stated_digests
+from trims.sources.transfer import Moved, Transfer, Work, pause, stated_digests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
 #: Files of so many bytes are fetched several at a time, each over one connection.
 _SMALL_BYTES = 4 << 20
 _SMALL_AT_ONCE = 4
+#: Looks at an address whose source says that it is busy.
+_LOOKS = 5
 
 
 @dataclass
@@ -60,24 +71,19 @@ class Job:
     Attributes:
         order: As the daemon sent it.
         fds: Descriptors that came with it.
-        tell: Called with what has moved so far.
     """
 
     order: Mapping[str, Any]
     around: Surroundings
-    tell: Callable[[Mapping[str, Any]], None]
     fds: Sequence[int] = ()
-    work: Work = field(init=False)
+    work: Work = field(default_factory=lambda: Work(Moved()))
     _open: list[Opened] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        self.work = Work(
-            Moved(),
-            lambda moved: self.tell(
-                {"moved": moved.done_bytes, "fetched": moved.fetched_bytes, "total": moved.total_bytes}
-            ),
-        )
+    def moved(self) -> dict[str, int]:
+        """Return how far it is, as a message says it."""
+        moved = self.work.moved
+        return {"moved": moved.done_bytes, "fetched": moved.fetched_bytes, "total": moved.total_bytes}
 
     def run(self) -> dict[str, Any]:
         """Do it; return the answer. Raises TrimsError, OSError."""
@@ -101,18 +107,32 @@ class Job:
         if self.order.get("named"):
             policy = policy.naming(host_of(address))
         source = source_of(address, SourceSettings(Http(policy), self.around.environment))
-        opened = source.open(address)
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
+            sleep=self._sleep, reraise=True,
+        ):  # fmt: skip
+            with attempt:
+                opened = source.open(address)
         with self._lock:
             self._open.append(opened)
         if not self.wanted():
             raise LostPeerError("the transfer was stopped")
         return opened
 
+    def _sleep(self, seconds: float) -> None:
+        if self.work.stop.wait(seconds):
+            raise LostPeerError("the transfer was stopped")
+
     def _close(self) -> None:
         with self._lock:
             opened, self._open = self._open, []
         for each in opened:
             each.close()
+
+
+def _is_busy(error: BaseException) -> bool:
+    """Return whether a source says that it is busy. One that does not answer at all is not waited for."""
+    return isinstance(error, SourceUnavailableError) and error.retry_after_s is not None
 
 
 def _look(job: Job) -> dict[str, Any]:
@@ -148,6 +168,14 @@ def _fetch(job: Job) -> dict[str, Any]:
     found = _descriptor(job)
     if found is not None:
         return found
+    try:
+        return _fetch_files(job)
+    except ArtifactChangedError:  # it was replaced while it was fetched: what lies there now is what is wanted
+        job.work.moved = Moved(fetched_bytes=job.work.moved.fetched_bytes)
+        return _fetch_files(job)
+
+
+def _fetch_files(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
@@ -199,8 +227,8 @@ def _fetch_one(
                 digests = {"blake3", *stated_digests(file, expected.get("checksums", {}))}
                 found = Transfer(opened, file, data, job.around.limits, job.work).run(digests)
             checksums.compare(file.name, expected.get("checksums", {}), found, "trims.lock has since it was first seen")
-        except DigestMismatchError:
-            partial.remove(path)
+        except (DigestMismatchError, ArtifactChangedError):
+            partial.remove(path)  # of wrong bytes nothing can be used
             raise
         published = destination.publish(file, path)
         partial.remove(path)  # its journal
@@ -261,13 +289,11 @@ def _crc_of(fd: int, nbytes: int, job: Job) -> str:
 def _moved_to(work: Work, done_bytes: int) -> None:
     with work.lock:
         work.moved.done_bytes = work.moved.fetched_bytes = done_bytes
-        work.on_moved(work.moved)
 
 
 def _moved(work: Work, nbytes: int) -> None:
     with work.lock:
         work.moved.done_bytes += nbytes
-        work.on_moved(work.moved)
 
 
 def _check_expected(file: RemoteFile, expected: Mapping[str, Any] | None, job: Job) -> RemoteFile:

@@ -7,10 +7,10 @@ rules remove them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
@@ -23,12 +23,14 @@ from trims.core.errors import (
     DeadlineError,
     DigestMismatchError,
     TrimsError,
+    is_system_error,
 )
 from trims.sources.buckets import ObjectAddress
 from trims.sources.objects import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from trims.sources.base import RemoteFile, SourceSettings
     from trims.sources.buckets import Bucket
@@ -71,21 +73,23 @@ class ObjectWriter:
             source: Descriptor, whose position is not used, or path.
             nbytes: Length of the file.
             on_progress: Called with the bytes taken from the file so far; some of them are still under way.
-            cancelled: Asked after each piece; gives up when true.
+            cancelled: Asked after each piece; gives up when true. A part that stalls delays that, by minutes at most.
 
         Raises:
             DeadlineError: It was cancelled; nothing has the name, or what had it before still does.
+            ArtifactError: The file cannot be read.
             ArtifactChangedError: The file is shorter than `nbytes`, or another program wrote the object meanwhile.
             DigestMismatchError: The store has other bytes than were sent; they were removed.
         """
         bucket, key = self._find(address)
-        opened = os.open(source, os.O_RDONLY | os.O_CLOEXEC) if isinstance(source, Path) else source
         try:
-            pieces = _Pieces(opened, nbytes, address, bucket.checksum, on_progress, cancelled)
-            return _put(bucket, key, nbytes, pieces)
-        finally:
-            if isinstance(source, Path):
-                os.close(opened)
+            with _opened(source) as fd:
+                pieces = _Pieces(fd, nbytes, address, bucket.checksum, on_progress, cancelled)
+                return _put(bucket, key, nbytes, pieces)
+        except OSError as error:
+            if not is_system_error(error):
+                raise
+            raise ArtifactError(f"the file for {address} cannot be read: {error.strerror}") from error
 
     def put_bytes(self, address: str, data: bytes) -> RemoteFile:
         """Send a small object. Raises as `put_file`."""
@@ -140,6 +144,18 @@ class ObjectWriter:
         return bucket, parsed.key
 
 
+@contextlib.contextmanager
+def _opened(source: int | Path) -> Iterator[int]:
+    if isinstance(source, int):
+        yield source
+        return
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 @dataclass(slots=True)
 class _Pieces:
     """Pieces of a file on their way to a store, with their checksum and progress."""
@@ -184,7 +200,7 @@ def _checked(bucket: Bucket, key: str, nbytes: int, digest: int, etag: str | Non
     """Return the object as the store has it, if it is what was sent."""
     name = bucket.address(key)
     found = bucket.look(key)
-    if found is None or _bare(found.version) != _bare(etag or found.version):
+    if found is None or (etag and found.version and _bare(found.version) != _bare(etag)):
         raise ArtifactChangedError(f"{name} was replaced or removed by another program just after it was written")
     stated = found.checksums.get(bucket.checksum)
     sent = f"{digest:0{len(stated)}x}" if stated else None

@@ -7,15 +7,16 @@ reads variables of this process that begin with `AWS_`; those of the mapping tha
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.store import S3Store
 
-from trims.core.errors import ArtifactNotFoundError, NotSupportedError
+from trims.core.errors import ArtifactNotFoundError, NotSupportedError, SourceUnavailableError
 from trims.sources.aws_credentials import LOOKED_IN, AwsCredentials
-from trims.sources.buckets import Bucket, chosen, client_options, hexadecimal, host_of, is_yes, retries
+from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
 from trims.sources.http import Location
 from trims.sources.store_errors import other_region, setting_errors
 
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
 #: Server that knows the region of every bucket.
 ANY_REGION_URL = "https://s3.us-east-1.amazonaws.com"
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_REGION = re.compile(r"[a-z0-9-]+\Z")
 _DEFAULT_REGION = "us-east-1"
 _REGION_HEADER = "x-amz-bucket-region"
 #: Checksums that S3 states, with their lengths in bytes.
 _CHECKSUMS = {"sha256": 32, "crc64nvme": 8, "crc32c": 4}
+_ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 #: Variables that are passed to the library.
 _VARIABLES = (
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
@@ -68,25 +70,15 @@ class S3Bucket(Bucket):
         environment = settings.environment
         self.name, self.signed_for_s = address.bucket, signed_for_s
         self._check(environment)
-        endpoint = next(filter(None, map(environment.get, _ENDPOINTS)), "")
+        endpoint = endpoint_of(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
         self.http = settings.http.naming(host_of(endpoint))
         self._credentials = None if is_yes(environment, "AWS_SKIP_SIGNATURE") else AwsCredentials(environment)
-        stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-        self.region = stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
-        options: dict[str, Any] = {
-            "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
-            "disable_bulk_delete": True,  # one object at a time, which every store understands
-            "region": self.region,
-            "client_options": client_options(endpoint),
-            "retry_config": retries(),
-        }
-        signing: dict[str, Any] = {"skip_signature": True}
-        if self._credentials is not None:
-            signing = {"credential_provider": self._credentials.for_store}
-        with setting_errors(self.name, self.looked_in):
-            #: Only writes addresses, for requests that nothing signs, or more than it can sign.
-            self._writer = S3Store(self.name, credential_provider=_no_key, **options)
-            self.store = S3Store(self.name, **signing, **options)
+        try:
+            self.region = self._region(environment, endpoint)
+            self._writer, self.store = self._make_stores(environment, endpoint)
+        except BaseException:
+            self.http.close()
+            raise
 
     def signed(self, method: str, key: str) -> Location:
         """See `Bucket.signed`."""
@@ -111,6 +103,32 @@ class S3Bucket(Bucket):
         }
         return {name: digits for name, digits in found.items() if digits}
 
+    def unreadable(self, headers: Mapping[str, str]) -> str:
+        """See `Bucket.unreadable`."""
+        kept = headers.get("x-amz-storage-class", "")
+        restored = 'ongoing-request="false"' in headers.get("x-amz-restore", "")
+        return f"it is archived ({kept}); restore it first" if kept in _ARCHIVES and not restored else ""
+
+    def _region(self, environment: Mapping[str, str], endpoint: str) -> str:
+        stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        return stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
+
+    def _make_stores(self, environment: Mapping[str, str], endpoint: str) -> tuple[S3Store, S3Store]:
+        """Return a store that only writes addresses, for requests that it cannot sign, and the one that is used."""
+        options: dict[str, Any] = {
+            "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
+            "disable_bulk_delete": True,  # one object at a time, which every store understands
+            "region": self.region,
+            "client_options": client_options(endpoint, environment),
+            "retry_config": retries(),
+        }
+        signing: dict[str, Any] = {"skip_signature": True}
+        if self._credentials is not None:
+            signing = {"credential_provider": self._credentials.for_store, "skip_signature": False}
+        with setting_errors(self.name, self.looked_in):
+            writer = S3Store(self.name, credential_provider=_no_key, **options)
+            return writer, S3Store(self.name, **signing, **options)
+
     def _explain(self, answer: Answer, key: str) -> None:
         region = answer.headers.get(_REGION_HEADER, "")
         if answer.status == 301 or (region and region != self.region):
@@ -133,7 +151,9 @@ class S3Bucket(Bucket):
         region = answer.headers.get(_REGION_HEADER)
         if answer.status == 404:
             raise ArtifactNotFoundError(f"{self.address('')}: there is no bucket {self.name}")
-        return region or _DEFAULT_REGION
+        if region is None or not _REGION.match(region):
+            raise SourceUnavailableError(f"{self.address('')}: the region cannot be found out; set AWS_REGION")
+        return region
 
 
 def _no_key() -> S3Credential:

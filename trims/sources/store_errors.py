@@ -82,8 +82,8 @@ def tree_errors(name: str, bucket: str, looked_in: str, region: str = "") -> Ite
     try:
         yield
     except SourceRefusedError as error:
-        text = str(error)
-        raise (error if looked_in in text else refused(text, looked_in)) from None
+        text = str(error) if name in str(error) else f"{name}: {error}"
+        raise (SourceRefusedError(text) if looked_in in text else refused(text, looked_in)) from None
     except TrimsError:
         raise
     except (BaseError, FileNotFoundError, ValueError) as error:  # which are all that the library raises

@@ -21,7 +21,7 @@ from trims.sources import checksums
 from trims.sources.partial import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from trims.sources.base import Opened, Part, RemoteFile
     from trims.sources.limits import Limits
@@ -32,6 +32,8 @@ _RUN_PIECES = 64
 #: Pieces of the last requests, so that all connections end at about the same time.
 _LEAST_RUN_PIECES = 4
 _FIRST_PAUSE_S = 0.25
+#: Seconds between two looks, during a pause, whether another connection has failed.
+_LOOK_S = 0.1
 _MOST_PAUSE_S = 20.0
 
 
@@ -59,7 +61,6 @@ class Work:
     """
 
     moved: Moved
-    on_moved: Callable[[Moved], None]
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved_at_s: float = field(default_factory=time.monotonic)
@@ -81,6 +82,8 @@ class Transfer:
         self._work = work
         self._left = _runs(partial.missing())
         self._in_order: checksums.InOrder | None = None
+        #: Set when one connection has failed for good: the others end.
+        self._failed = threading.Event()
 
     def run(self, digests: Iterable[str] = ()) -> dict[str, str]:
         """Fetch what is missing. Return the file's checksums in hex: those that combine, and `digests`.
@@ -106,14 +109,15 @@ class Transfer:
         return found
 
     def _fetch(self) -> None:
-        connections = min(self._limits.each, len(self._left))
-        if not connections:
+        pieces = sum(map(len, self._left))
+        if not pieces:
             return
+        connections = min(self._limits.each, -(-pieces // _LEAST_RUN_PIECES))
         with ThreadPoolExecutor(connections, thread_name_prefix="trims-fetch") as pool:
             busy = [pool.submit(self._fetch_runs, connections) for _ in range(connections)]
             done, _ = wait(busy, return_when=FIRST_EXCEPTION)
             if any(each.exception() for each in done):
-                self._work.stop.set()
+                self._failed.set()
                 self._opened.close()
             errors = [error for each in busy if (error := each.exception()) is not None]
         if errors:  # those that were only stopped say nothing
@@ -138,7 +142,7 @@ class Transfer:
         left = list(run)
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(SourceUnavailableError),
-            wait=_pause, stop=self._is_given_up, sleep=self._sleep, reraise=True,
+            wait=pause, stop=self._is_given_up, sleep=self._sleep, reraise=True,
         ):  # fmt: skip
             with attempt, self._slot():
                 self._ask(left)
@@ -162,14 +166,18 @@ class Transfer:
             work.moved.done_bytes += nbytes
             work.moved.fetched_bytes += nbytes
             work.moved_at_s = time.monotonic()
-            work.on_moved(work.moved)
         if self._in_order is not None:
             self._in_order.woken()
         self._sleep(self._limits.bandwidth.pause_s(nbytes))
 
     def _sleep(self, seconds: float) -> None:
-        if self._work.stop.wait(seconds) if seconds > 0 else self._work.stop.is_set():
-            raise LostPeerError("the transfer was stopped; what has come is kept")
+        until_s = time.monotonic() + seconds
+        while not (self._work.stop.is_set() or self._failed.is_set()):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._work.stop.wait(min(left_s, _LOOK_S))
+        raise LostPeerError("the transfer was stopped; what has come is kept")
 
     def _is_given_up(self, state: tenacity.RetryCallState) -> bool:
         del state
@@ -186,7 +194,7 @@ class Transfer:
             self._limits.slots.release()
 
 
-def _pause(state: tenacity.RetryCallState) -> float:
+def pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds before the next request: those that the source asks for, else ever more, with jitter."""
     error = state.outcome.exception() if state.outcome is not None else None
     asked_s = getattr(error, "retry_after_s", None)

@@ -73,18 +73,25 @@ def test_a_profile_is_read_from_the_files_of_the_mapping(home: Path) -> None:
     assert found({**elsewhere, "AWS_PROFILE": "other"}) == ("OTHER", "secret-of-other", "token-of-other")
 
 
+def test_a_profile_without_credentials_leaves_the_next_places(tmp_path: Path) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-west-1\n\n[profile named]\nregion = eu-west-1\n")
+    for more in ({}, {"AWS_PROFILE": "named"}):
+        with pytest.raises(SourceRefusedError):
+            AwsCredentials({"HOME": str(tmp_path), **more}).current()
+
+
 def test_a_profile_that_is_not_there_is_refused_by_name(home: Path) -> None:
     with pytest.raises(ConfigError, match="absent"):
         AwsCredentials({"HOME": str(home), "AWS_PROFILE": "absent"})
 
 
-def test_a_program_of_a_profile_hands_out_credentials(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_a_profile_hands_out_credentials(home: Path) -> None:
     says = '{"Version": 1, "AccessKeyId": "PROGRAM", "SecretAccessKey": "s", "Expiration": "2999-01-01T00:00:00Z"}'
     program = home / "program.py"
     program.write_text(f"print({says!r})")
     config = home / ".aws" / "config"
     config.write_text(f"[profile made]\nregion = eu-west-1\ncredential_process = {sys.executable} -I {program}\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     made = AwsCredentials({"HOME": str(home), "AWS_PROFILE": "made"})
     assert made.for_store()["access_key_id"] == "PROGRAM"
     assert made.good_for_s() > 3600

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 from object_stub import object_stub, read_whole, settings
 
-from trims.core.errors import ArtifactNotFoundError, ConfigError, NotSupportedError, SourceRefusedError
+from trims.core.errors import (
+    AddressRefusedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    ConfigError,
+    NotSupportedError,
+    SourceRefusedError,
+)
+from trims.sources.azure import AzureBucket
+from trims.sources.buckets import ObjectAddress
 from trims.sources.objects import ObjectSource
 
 if TYPE_CHECKING:
@@ -53,10 +62,39 @@ def test_a_blob_is_looked_at_and_read_at_signed_addresses(address: str, stub: St
     assert stub.asked[1].headers["if-match"] == '"0x1"'
 
 
+def test_the_account_of_an_address_is_the_one_that_is_asked() -> None:
+    address = ObjectAddress.parse("abfss://cont@acct.dfs.core.windows.net/x")
+    public = {"AZURE_STORAGE_ACCOUNT_NAME": "other", "AZURE_SKIP_SIGNATURE": "true"}
+    for environment in ({"AZURE_STORAGE_ACCOUNT_KEY": KEY}, public):
+        place = AzureBucket(address, settings(**environment), 60).location("x")
+        assert place.url.startswith("https://acct.blob.core.windows.net/cont/x")
+
+
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"])
+def test_credentials_of_one_account_are_not_sent_to_another(name: str, stub: Stub) -> None:
+    with pytest.raises(AddressRefusedError, match="strange"):
+        opened(stub, "abfs://cont@strange.dfs.core.windows.net/x", **{name: KEY})
+    assert stub.asked == []
+
+
 def test_a_prefix_has_etags_as_the_server_writes_them(stub: Stub) -> None:
     with closing(opened(stub, "az://cont/a", AZURE_STORAGE_ACCOUNT_KEY=KEY)) as found:
         assert [(file.name, file.version) for file in found.files] == [("model b.bin", '"0x1"')]
         assert read_whole(found, found.files[0]) == DATA
+
+
+@pytest.mark.parametrize("header", [{"x-ms-resource-type": "directory"}, {"x-ms-meta-hdi_isfolder": "true"}])
+def test_a_folder_of_a_hierarchical_account_is_a_prefix(header: dict[str, str], stub: Stub) -> None:
+    stub.objects["/acct/cont/a"] = b""
+    stub.headers["/acct/cont/a"] = header
+    with closing(opened(stub, "az://cont/a", AZURE_STORAGE_ACCOUNT_KEY=KEY)) as found:
+        assert [file.name for file in found.files] == ["model b.bin"]
+
+
+def test_an_archived_blob_is_refused(stub: Stub) -> None:
+    stub.headers[PATH]["x-ms-access-tier"] = "Archive"
+    with pytest.raises(ArtifactError, match="archive"):
+        opened(stub, AZURE_STORAGE_ACCOUNT_KEY=KEY)
 
 
 @pytest.mark.parametrize("signature", ["sv=2023-11-03&sp=rl&sig=made%2Bup", "?sv=2023-11-03&sp=rl&sig=made%2Bup"])

@@ -38,6 +38,9 @@ def test_an_address_is_taken_apart(address: str, expected: ObjectAddress) -> Non
         "s3://bucket/a\nb",
         "s3://bucket/a\0b",
         "s3://host:80/x",
+        "s3://cont@acct.dfs.core.windows.net/x",
+        "abfs://cont@acct#x.dfs.core.windows.net/x",
+        "abfs://cont@/x",
     ],
 )
 def test_an_address_that_the_store_would_read_otherwise_is_refused(address: str) -> None:

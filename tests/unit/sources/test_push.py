@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,16 @@ def test_a_file_that_is_shorter_than_stated_leaves_nothing(
     assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
 
 
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, writer: ObjectWriter) -> None:
+    for source in (tmp_path / "absent", os.open(tmp_path, os.O_RDONLY)):
+        with pytest.raises(ArtifactError) as caught:
+            writer.put_file("s3://bucket/unread", source, 10)
+        assert type(caught.value) is ArtifactError
+        if isinstance(source, int):
+            os.close(source)
+    assert writer.head("s3://bucket/unread") is None
+
+
 def test_small_objects_are_written_looked_at_and_read(writer: ObjectWriter) -> None:
     assert writer.head("s3://bucket/index.json") is None
     assert writer.read("s3://bucket/index.json", 10) is None
@@ -206,6 +217,34 @@ def test_an_upload_whose_part_is_refused_is_taken_back(
     with pytest.raises(error):
         stubbed.put_file("s3://bucket/x", file, 17 * _MIB)
     assert [each.query for each in stub.asked if each.method == "DELETE"] == [{"uploadId": "one"}]
+
+
+class _InFlight:
+    """Counts parts that are under way at once; the first ones wait for a moment whether more of them come."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._now, self.most, self._waited = 0, 0, False
+
+    def __call__(self) -> None:
+        with self._changed:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self._changed.wait_for(lambda: self._waited, timeout=0.5)
+            self._waited = True
+            self._changed.notify_all()
+            self._now -= 1
+
+
+def test_no_more_parts_are_under_way_than_the_bound(
+    file: Path, stub: Stub, stubbed: ObjectWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "PART_BYTES", _MIB)
+    stub.on_part = parts = _InFlight()
+    with pytest.raises(TrimsError):  # the stub ends no upload
+        stubbed.put_file("s3://bucket/x", file, 17 * _MIB)
+    assert len([each for each in stub.asked if "partNumber" in each.query]) == 17
+    assert parts.most == push.PARTS_AT_ONCE
 
 
 def test_crc32c_of_google_is_compared(stub: Stub) -> None:

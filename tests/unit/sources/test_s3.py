@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import logging
+import ssl
 import traceback
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from awscrt.io import ClientBootstrap
+from certificates import make_certificate
 from object_stub import object_stub, read_whole, settings
 
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
     ConfigError,
@@ -21,11 +25,15 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.sources import s3
+from trims.sources.base import SourceSettings
 from trims.sources.buckets import ObjectAddress
+from trims.sources.hosts import HostPolicy
+from trims.sources.http import Http
 from trims.sources.objects import ObjectSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from object_stub import Stub
 
@@ -38,8 +46,16 @@ KEYS = {
 }
 CRC = base64.b64encode(bytes(range(8))).decode()
 SIGNED = {"X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token"}
+LISTING = b"""<?xml version='1.0'?><ListBucketResult><Contents><Key>a/model.bin</Key><Size>7</Size>
+<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"one"</ETag></Contents></ListBucketResult>"""
 ADDRESS = "s3://bucket/a/model.bin"
 PATH = "/bucket/a/model.bin"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library_is_warm() -> None:
+    """Make the library's event loop, which it keeps for the life of the process, before anything is counted."""
+    ClientBootstrap.get_or_create_static_default()
 
 
 @pytest.fixture
@@ -89,6 +105,21 @@ def test_a_checksum_of_parts_or_of_another_length_is_left_out(headers: dict[str,
     stub.headers[PATH] = headers
     with closing(opened(stub)) as found:
         assert found.files[0].checksums == {}
+
+
+def test_variables_of_the_process_do_not_replace_those_of_the_source(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_process = {"AWS_ACCESS_KEY_ID": "PROCESS", "AWS_SECRET_ACCESS_KEY": "x", "AWS_SESSION_TOKEN": "y"}
+    of_process |= {"AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "eu-west-3", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    for name, value in of_process.items():
+        monkeypatch.setenv(name, value)
+    stub.listing = LISTING
+    with closing(opened(stub, "s3://bucket/a/", AWS_REGION="eu-west-1")) as found:
+        read_whole(found, found.files[0])
+    signed = [each.headers.get("authorization", each.query.get("X-Amz-Credential", "")) for each in stub.asked]
+    assert len(signed) == 3
+    assert [each for each in signed if "AKIAMADEUP" not in each or "/eu-west-1/" not in each] == []
 
 
 def test_an_expired_signature_is_made_again(stub: Stub) -> None:
@@ -142,6 +173,18 @@ def test_a_refused_look_says_why_and_where_credentials_were_looked_for(
     assert "AWS_ACCESS_KEY_ID" in str(caught.value)
 
 
+def test_missing_credentials_name_the_object_and_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*KEYS, "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent/aws")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    source = ObjectSource(settings(AWS_ENDPOINT_URL="http://127.0.0.1:9"), "s3")
+    with pytest.raises(SourceRefusedError, match="AWS_ACCESS_KEY_ID") as caught:
+        source.open(ADDRESS)
+    assert ADDRESS in str(caught.value)
+
+
 def test_a_look_that_may_list_and_not_read_is_refused(stub: Stub) -> None:
     stub.answers.append((403, {}, b""))
     stub.listing = b"<ListBucketResult></ListBucketResult>"
@@ -174,11 +217,27 @@ def test_a_region_that_is_not_stated_is_found_out(stub: Stub, monkeypatch: pytes
     client = base.http.naming("127.0.0.1")
     address = ObjectAddress.parse(ADDRESS)
     with closing(client):
-        bucket = s3.S3Bucket(address, type(base)(client, base.environment), 60)
+        bucket = s3.S3Bucket(address, SourceSettings(client, base.environment), 60)
         place = bucket.location("a/model.bin")
         bucket.http.close()
     assert stub.seen == ["HEAD /bucket"]
     assert place.url.startswith("https://s3.eu-north-1.amazonaws.com/bucket/a/model.bin?")
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-amz-bucket-region": "evil.example/"}])
+def test_a_region_that_cannot_be_found_out_is_asked_for(
+    headers: dict[str, str], stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "ANY_REGION_URL", stub.url)
+    stub.answers.append((403, headers, b""))
+    base = settings(**KEYS)
+    closed: list[Http] = []
+    close = Http.close
+    monkeypatch.setattr(Http, "close", lambda self: closed.append(self) or close(self))
+    with closing(base.http.naming("127.0.0.1")) as client:
+        with pytest.raises(SourceUnavailableError, match="AWS_REGION"):
+            ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
+        assert [each is not client for each in closed] == [True]  # the one that the source made for itself
 
 
 def test_a_bucket_that_no_region_has_is_not_there(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +245,7 @@ def test_a_bucket_that_no_region_has_is_not_there(stub: Stub, monkeypatch: pytes
     stub.answers.append((404, {}, b""))
     base = settings(**KEYS)
     with closing(base.http.naming("127.0.0.1")) as client, pytest.raises(ArtifactNotFoundError, match="bucket"):
-        ObjectSource(type(base)(client, base.environment), "s3").open(ADDRESS)
+        ObjectSource(SourceSettings(client, base.environment), "s3").open(ADDRESS)
 
 
 def test_a_virtual_hosted_endpoint_has_no_bucket_in_its_path(stub: Stub) -> None:
@@ -214,6 +273,47 @@ def test_a_look_without_a_length_is_an_error(stub: Stub, monkeypatch: pytest.Mon
     with pytest.raises(ArtifactError):
         opened(stub)
     assert stub.seen == [f"HEAD {PATH}"]
+
+
+def test_an_archived_object_is_refused_until_it_is_restored(stub: Stub) -> None:
+    stub.headers[PATH] = {"x-amz-storage-class": "DEEP_ARCHIVE", "x-amz-restore": 'ongoing-request="true"'}
+    with pytest.raises(ArtifactError, match="DEEP_ARCHIVE"):
+        opened(stub)
+    stub.headers[PATH]["x-amz-restore"] = 'ongoing-request="false", expiry-date="..."'
+    opened(stub).close()
+
+
+def test_a_setting_that_the_library_refuses_is_an_error_of_settings(stub: Stub) -> None:
+    with pytest.raises(ConfigError):
+        opened(stub, AWS_CHECKSUM_ALGORITHM="MADE-UP")
+
+
+def test_a_listed_object_that_is_gone_when_looked_at_has_changed(stub: Stub) -> None:
+    stub.listing = LISTING
+    del stub.objects[PATH]
+    with pytest.raises(ArtifactChangedError, match=r"a/model\.bin"):
+        opened(stub, "s3://bucket/a/")
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host", "http://", "//host"])
+def test_an_endpoint_that_is_no_address_is_refused_by_its_variable(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL_S3"):
+        ObjectSource(settings(**KEYS, AWS_ENDPOINT_URL_S3=endpoint), "s3").open(ADDRESS)
+
+
+def test_authorities_of_the_operator_are_trusted_for_all_requests(tmp_path: Path) -> None:
+    authority, certificate = make_certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=str(authority))  # as our client's would be with the variable
+    with object_stub(server) as stub, closing(Http(HostPolicy(), tls=trusting)) as client:
+        stub.objects[PATH], stub.listing = b"weights", LISTING
+        environment = {**KEYS, "AWS_ENDPOINT_URL": stub.url, "SSL_CERT_FILE": str(authority)}
+        with closing(ObjectSource(SourceSettings(client, environment), "s3").open("s3://bucket/a/")) as found:
+            assert read_whole(found, found.files[0]) == b"weights"
+        environment["SSL_CERT_FILE"] = str(tmp_path / "absent")
+        with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+            ObjectSource(SourceSettings(client, environment), "s3").open("s3://bucket/a/")
 
 
 @pytest.mark.parametrize("name", ["AWS_SSE_CUSTOMER_KEY_BASE64", "AWS_REQUEST_PAYER", "AWS_S3_EXPRESS"])

@@ -66,6 +66,7 @@ def test_errors_of_the_tree_pass_and_refusals_say_once_where_credentials_come_fr
         with pytest.raises(SourceRefusedError) as caught, tree_errors("s3://b/k", "b", "the places"):
             raise SourceRefusedError(text)
         assert str(caught.value).count("the places") == 1
+        assert str(caught.value).startswith("s3://b/k")
 
 
 def test_a_setting_that_the_library_refuses_is_shown_without_its_value() -> None:
