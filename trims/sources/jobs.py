@@ -218,6 +218,9 @@ def _fetch_one(
             _moved(job.work, file.nbytes)
             return there, {}
         path = destination.partial(file)
+        if file.nbytes == 0:
+            path.write_bytes(b"")  # nothing to map, and nothing to ask for
+            return destination.publish(file, path), {}
         also = checksums.COMBINED & {*file.checksums, *expected.get("checksums", {})}
         try:
             with partial.on_disk(path, file, also, lambda nbytes: _moved(job.work, nbytes)) as data:
