@@ -40,6 +40,7 @@ class Fetched:
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
+        proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
         fetched: Names of the files that came over the network just now, and were hashed on the way.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
@@ -51,6 +52,7 @@ class Fetched:
     digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     folder: Path | None = None
     image: ImageDescription | None = None
+    proven: frozenset[str] = frozenset()
     fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -239,7 +241,8 @@ def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
     files = []
     for file in answer["files"]:
         before = expected["files"].get(file["name"], {}).get("checksums", {})
-        files.append({**file, "found": file["found"] or dict(before)})
+        kept = {what: value for what, value in file.items() if what != "path"}
+        files.append({**kept, "found": file["found"] or dict(before)})
     return {"pinned": answer["pinned"], "folder": answer["folder"], "files": files}
 
 
@@ -262,7 +265,8 @@ def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
     return Fetched(
         address,
         entry["pinned"],
-        {file["name"]: Path(file["path"]) for file in files},
+        {file["name"]: Path(entry["folder"], file["name"]) for file in files},
         {file["name"]: {**file["checksums"], **file.get("found", {})} for file in files},
         Path(entry["folder"]),
+        proven=frozenset(file["name"] for file in files if file.get("found")),
     )
