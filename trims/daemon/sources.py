@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trims.daemon.config import Config
     from trims.sources.fetcher import Moved
     from trims.store.catalog import Catalog
+    from trims.tiers.base import Draft
 
 
 class Sources:
@@ -61,18 +62,19 @@ class Sources:
                 )
 
     def _fetch(
-        self, image: CloudImage, fd: int, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+        self, image: CloudImage, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
     ) -> None:
         """See `ImageFetcher`."""
         order = {
             "address": image.address, "nbytes": image.nbytes, "checksums": dict(image.checksums), "named": True,
+            "large_pages": draft.pages is not None,
         }  # fmt: skip
 
         def tell(moved: Moved) -> None:
             on_progress(moved.done_bytes)
 
         try:
-            self.fetcher.do("image", order, fds=[fd], wanted=lambda: not stopped(), on_moved=tell)
+            self.fetcher.do("image", order, fds=[draft.fd], wanted=lambda: not stopped(), on_moved=tell)
         except DeadlineError as error:
             raise LostPeerError(f"{image.address}: the daemon is shutting down") from error
         except (ArtifactError, DigestMismatchError) as error:

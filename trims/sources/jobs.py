@@ -24,6 +24,7 @@ from trims.core.errors import (
 )
 from trims.core.units import format_bytes
 from trims.manifests.addresses import host_of, scheme_of
+from trims.memory.large_pages import LargePages
 from trims.memory.reading import read_all
 from trims.sources import checksums, descriptor, partial
 from trims.sources.base import RemoteFile, SourceSettings
@@ -243,12 +244,15 @@ def _image(job: Job) -> dict[str, Any]:
     if file.nbytes != order["nbytes"]:
         raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
     also = checksums.COMBINED & set(file.checksums)
-    data = partial.Partial(fd, file.nbytes, also=also)
+    pages = LargePages(fd, file.nbytes) if order.get("large_pages") else None
+    data = partial.Partial(fd, file.nbytes, also=also, holes=True, pages=pages)
     job.work.moved.total_bytes = file.nbytes
     try:
         found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
     finally:
         data.close()
+        if pages is not None:
+            pages.close()
     return {"found": found}
 
 

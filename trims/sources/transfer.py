@@ -133,6 +133,7 @@ class Transfer:
                 return None
             first = self._left.pop()
             share = max(_LEAST_RUN_PIECES, sum(map(len, [first, *self._left])) // (2 * connections))
+            share += share % 2  # a large page is two pieces
             if len(first) > share:
                 self._left.append(first[share:])
             return first[:share]
