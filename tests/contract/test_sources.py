@@ -3,6 +3,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hub_side import environment
+from hub_side import source as hub_source
+from stub_hub import StubHub, stub_hub
 
 from tests.support.file_server import FileServer, file_server
 from trims.sources.hosts import HostPolicy
@@ -13,6 +16,9 @@ from trims.testing.sources import SourceContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from trims.sources.hub import HubSource
 
 
 class TestHttpSource(SourceContract):
@@ -36,3 +42,25 @@ class TestHttpSource(SourceContract):
 
     def missing(self) -> str:
         return f"{self.serving.url}/nothing.bin"
+
+
+class TestHubSource(SourceContract):
+    has_versions = False  # a commit never changes: its bytes stay there to be read
+    has_folders = False  # of a folder, the hub's source chooses what a model needs
+
+    @pytest.fixture(autouse=True)
+    def hub(self) -> Iterator[StubHub]:
+        with stub_hub() as self.serving:
+            yield self.serving
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> HubSource:
+        return hub_source(environment(self.serving, tmp_path))
+
+    def put(self, files: Mapping[str, bytes]) -> str:
+        ((name, _),) = files.items()
+        self.serving.add("org/model", files)
+        return f"hf://org/model/{name}"
+
+    def missing(self) -> str:
+        return "hf://org/nothing"

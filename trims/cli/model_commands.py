@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from trims.control import Model, TensorInfo
+    from trims.control import Loading, Model, TensorInfo
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -105,6 +105,12 @@ def _register_model(options: argparse.Namespace) -> None:
 def _register_one(options: argparse.Namespace, source: str) -> Model:
     from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
 
+    notes = [""]
+
+    def follow(now: Loading) -> None:
+        notes.append(now.note)
+        shown(now)
+
     with admin(options.runtime_dir) as daemon, loading(options.name or source, options.json) as shown:
         model = daemon.add(
             source if is_address(source) else Path(source),
@@ -112,10 +118,10 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
             replace=options.replace,
             lazy=options.lazy,
             state_key=options.state_key,
-            on_progress=shown,
+            on_progress=follow,
         )
     if not options.lazy and is_address(source):
-        note(f"{model.name}: fetched, and proven by its checksums")
+        note(f"{model.name}: {notes[-1]}")
     elif not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:

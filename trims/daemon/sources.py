@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trims.daemon.config import Config
     from trims.sources.fetcher import Moved
     from trims.store.catalog import Catalog
+    from trims.tiers.base import Draft
 
 
 class Sources:
@@ -62,11 +63,12 @@ class Sources:
                 )
 
     def _fetch(
-        self, image: CloudImage, fd: int, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+        self, image: CloudImage, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
     ) -> None:
         """See `ImageFetcher`."""
         order = {
             "address": image.address, "nbytes": image.nbytes, "checksums": dict(image.checksums), "named": True,
+            "large_pages": draft.pages is not None,
         }  # fmt: skip
 
         def tell(moved: Moved) -> None:
@@ -74,7 +76,7 @@ class Sources:
 
         journal = os.memfd_create("trims-journal", os.MFD_CLOEXEC)  # outlives the process that fetches
         try:
-            self.fetcher.do("image", order, fds=[fd, journal], wanted=lambda: not stopped(), on_moved=tell)
+            self.fetcher.do("image", order, fds=[draft.fd, journal], wanted=lambda: not stopped(), on_moved=tell)
         except DeadlineError as error:
             raise LostPeerError(f"{image.address}: the daemon is shutting down") from error
         except (ArtifactError, DigestMismatchError) as error:

@@ -257,6 +257,9 @@ def _words(found: Fetched) -> str:
     if found.image is not None:
         return f"image {found.image.digest[:12]}, {format_bytes(found.image.nbytes)}"
     nbytes = sum(path.stat().st_size for path in found.files.values())
-    kinds = sorted({kind for digests in found.digests.values() for kind in digests if kind != "crc64nvme"})
-    proven = ", ".join(kinds) or "crc64nvme"
-    return f"{len(found.files)} files, {format_bytes(nbytes)}, proven by {proven}, from {found.pinned}"
+    kinds = {kind for name in found.proven for kind in found.digests[name]} - {"crc64nvme"}
+    proven = f"{len(found.proven)} proven by {', '.join(sorted(kinds))}"
+    others = len(found.files) - len(found.proven)
+    lay = f"{others} lay in the hub's cache and are proven behind their first readers" if others else ""
+    how = " and ".join(each for each in (proven if found.proven else "", lay) if each)
+    return f"{len(found.files)} files, {format_bytes(nbytes)}, {how}, from {found.pinned}"

@@ -73,8 +73,9 @@ class Fetching:
         poll.register(self._connection, select.POLLIN)
         with contextlib.suppress(EOFError, LostPeerError, OSError, BadMessageError):
             while True:
-                if not poll.poll((_REPORT_S if self._jobs else IDLE_S) * 1e3):
-                    if not self._jobs:
+                busy = bool(self._jobs)
+                if not poll.poll((_REPORT_S if busy else IDLE_S) * 1e3):
+                    if not busy:
                         break
                     self._report()
                     continue

@@ -96,9 +96,14 @@ class Http:
         self._used: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def naming(self, *hosts: str) -> Http:
-        """Return a client with connections of its own that may also reach these hosts, which an operator named."""
-        return Http(self._policy.naming(*hosts), stall_s=self._stall_s, tls=self._tls)
+    def naming(self, *hosts: str, stall_s: float | None = None) -> Http:
+        """Return a client with connections of its own that may also reach these hosts, which an operator named.
+
+        Args:
+            hosts: Names, or none.
+            stall_s: See the class; by default as here.
+        """
+        return Http(self._policy.naming(*hosts), stall_s=self._stall_s if stall_s is None else stall_s, tls=self._tls)
 
     def request(
         self,

@@ -26,6 +26,7 @@ from trims.core.errors import (
 )
 from trims.core.units import format_bytes
 from trims.manifests.addresses import host_of, scheme_of
+from trims.memory.large_pages import LargePages
 from trims.memory.reading import read_all
 from trims.sources import checksums, descriptor, partial
 from trims.sources.files import Folder
@@ -116,13 +117,18 @@ class Job:
         policy = self.around.policy
         if self.order.get("named"):
             policy = policy.naming(host_of(address))
-        source = source_of(address, SourceSettings(Http(policy), self.around.environment))
-        for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
-            sleep=self._sleep, reraise=True,
-        ):  # fmt: skip
-            with attempt:
-                opened = source.open(address)
+        http = Http(policy)
+        source = source_of(address, SourceSettings(http, self.around.environment))
+        try:
+            for attempt in tenacity.Retrying(
+                retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
+                sleep=self._sleep, reraise=True,
+            ):  # fmt: skip
+                with attempt:
+                    opened = source.open(address)
+        except BaseException:
+            http.close()
+            raise
         with self._lock:
             self._open.append(opened)
         if not self.wanted():
@@ -314,13 +320,16 @@ def _image(job: Job) -> dict[str, Any]:
     if file.nbytes != order["nbytes"]:
         raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
     also = checksums.COMBINED & set(file.checksums)
-    data = partial.Partial(fd, file.nbytes, journal, also)
+    pages = LargePages(fd, file.nbytes) if order.get("large_pages") else None
+    data = partial.Partial(fd, file.nbytes, journal, also, holes=True, pages=pages)
     job.work.moved.total_bytes = file.nbytes
     try:
         _moved(job.work, data.resume(os.pread(journal, os.fstat(journal).st_size, 0)))
         found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
     finally:
         data.close()
+        if pages is not None:
+            pages.close()
     return {"found": found}
 
 

@@ -100,9 +100,7 @@ def written(entries: Mapping[str, Any]) -> bytes:
 
 def portable(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an entry says on any machine: without paths of this one."""
-    files = [{name: value for name, value in file.items() if name != "path"} for file in entry.get("files", ())]
-    kept = {name: value for name, value in entry.items() if name not in ("folder", "files")}
-    return {**kept, "files": files} if files else kept
+    return {name: value for name, value in entry.items() if name != "folder"}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -9,14 +9,16 @@ when (`transfer`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
 import threading
 from typing import TYPE_CHECKING
 
+from trims.core.errors import NoSpaceError
 from trims.core.units import format_bytes
-from trims.memory.mapping import FileMapping, c_library
+from trims.memory.mapping import LARGE_PAGE_BYTES, FileMapping, c_library
 from trims.sources import checksums
 from trims.sources.files import full, is_full
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
+    from trims.memory.large_pages import LargePages
     from trims.sources.base import RemoteFile
 
 #: Bytes of a piece: what a kill can cost for each connection, and what fits in a processor's cache while it is checked.
@@ -41,10 +44,22 @@ class Partial:
         nbytes: Length, not 0.
         journal: Open for appending; None if nothing can be resumed. Owned by the caller.
         also: Checksums beside CRC64NVME that are combined from pieces.
+        holes: No block of it is reserved yet.
+        pages: Has holes filled with large pages, where it can.
     """
 
-    def __init__(self, fd: int, nbytes: int, journal: int | None = None, also: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        fd: int,
+        nbytes: int,
+        journal: int | None = None,
+        also: Collection[str] = (),
+        *,
+        holes: bool = False,
+        pages: LargePages | None = None,
+    ) -> None:
         self.nbytes = nbytes
+        self._fd, self._holes, self._pages = fd, holes, pages
         self.pieces = -(-nbytes // PIECE_BYTES)
         self._map = FileMapping(fd, nbytes, write=True, align=True)
         self._view = self._map.view()
@@ -99,7 +114,23 @@ class Partial:
         """Have the kernel give the pages of some pieces at once, where it can: a page at a time costs more."""
         begin = piece * PIECE_BYTES
         nbytes = min(pieces * PIECE_BYTES, self.nbytes - begin)
+        if self._holes:
+            self._reserve(begin, nbytes)
         c_library().madvise(self._map.address + begin, nbytes, _POPULATE_WRITE)  # a kernel before 5.14 refuses
+
+    def _reserve(self, begin: int, nbytes: int) -> None:
+        """Have memory for a range, in large pages where the kernel gives some: a hole could turn out to have none."""
+        first = -(-begin // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+        try:
+            if self._pages is not None and first < begin + nbytes:
+                room = self._pages.reserve(first, begin + nbytes)
+                if room is not None:
+                    room.release()
+            os.posix_fallocate(self._fd, begin, nbytes)
+        except OSError as error:
+            if is_full(error) or error.errno == errno.ENOMEM:
+                raise NoSpaceError(f"there is no memory for {format_bytes(nbytes)} more of an image") from error
+            raise
 
     def resume(self, records: bytes) -> int:
         """Take over the pieces that a journal proves to be there. Return their bytes."""

@@ -41,6 +41,7 @@ class Fetched:
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
+        proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
         fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
@@ -52,6 +53,7 @@ class Fetched:
     digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     folder: Path | None = None
     image: ImageDescription | None = None
+    proven: frozenset[str] = frozenset()
     fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -251,13 +253,14 @@ def _is_file(path: Path) -> bool:
 
 def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated: Mapping[str, str]) -> dict[str, Any]:
     """Return what must be found at an address: as the lock file beside the manifest says, then the daemon's own."""
+    found = {file["name"]: file.get("found", {}) for file in (entry or {}).get("files", ())}
     entry = lock_files.beside(origin).get(address) or entry or {}
     files = {file["name"]: {"nbytes": file["nbytes"], "checksums": {**file["checksums"], **file.get("found", {})}}
              for file in entry.get("files", ())}  # fmt: skip
     for name, digest in stated.items():
         known = files.setdefault(name, {"nbytes": None, "checksums": {}})
         known["checksums"]["sha256"] = digest
-    return {"pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image")}
+    return {"pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image"), "found": found}
 
 
 def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,7 +269,8 @@ def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
     files = []
     for file in answer["files"]:
         before = expected["files"].get(file["name"], {}).get("checksums", {})
-        files.append({**file, "found": file["found"] or dict(before)})
+        kept = {what: value for what, value in file.items() if what != "path"}
+        files.append({**kept, "found": file["found"] or dict(before)})
     return {"pinned": answer["pinned"], "folder": answer["folder"], "files": files}
 
 
@@ -320,7 +324,8 @@ def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
     return Fetched(
         address,
         entry["pinned"],
-        {file["name"]: Path(file["path"]) for file in files},
+        {file["name"]: Path(entry["folder"], file["name"]) for file in files},
         {file["name"]: {**file["checksums"], **file.get("found", {})} for file in files},
         Path(entry["folder"]),
+        proven=frozenset(file["name"] for file in files if file.get("found")),
     )

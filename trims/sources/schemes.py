@@ -40,6 +40,11 @@ def _ours() -> dict[str, Callable[[SourceSettings], Source]]:
 
         return HttpSource(settings)
 
+    def hub(settings: SourceSettings) -> Source:
+        from trims.sources.hub import HubSource
+
+        return HubSource(settings)
+
     def objects(scheme: str) -> Callable[[SourceSettings], Source]:
         def make(settings: SourceSettings) -> Source:
             from trims.sources.objects import ObjectSource
@@ -48,7 +53,7 @@ def _ours() -> dict[str, Callable[[SourceSettings], Source]]:
 
         return make
 
-    return {"http": http, "https": http, **{scheme: objects(scheme) for scheme in OBJECT_STORES}}
+    return {"http": http, "https": http, "hf": hub, **{scheme: objects(scheme) for scheme in OBJECT_STORES}}
 
 
 def _wrong(part: object, settings: SourceSettings) -> str:

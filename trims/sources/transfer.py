@@ -139,6 +139,7 @@ class Transfer:
             if not self._file.in_ranges:
                 return first
             share = max(_LEAST_RUN_PIECES, sum(map(len, [first, *self._left])) // (2 * connections))
+            share += share % 2  # a large page is two pieces
             if len(first) > share:
                 self._left.append(first[share:])
             return first[:share]
@@ -163,7 +164,7 @@ class Transfer:
     def _ask(self, left: deque[int]) -> None:
         """Ask for adjoining pieces at once; those that have come are taken from `left`."""
         partial = self._partial
-        partial.prefault(left[0], min(len(left), _RUN_PIECES))
+        partial.prefault(left[0], len(left))
         with contextlib.ExitStack() as rooms:
             parts: list[Part] = [(piece * PIECE_BYTES, rooms.enter_context(partial.room(piece))) for piece in left]
             filling = self._opened.fill(self._file, parts)

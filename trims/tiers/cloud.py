@@ -44,9 +44,9 @@ class ImageFetcher(Protocol):
     """Brings the bytes of an image into memory. Raises as `RemoteTier.fetch`."""
 
     def __call__(
-        self, image: CloudImage, fd: int, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+        self, image: CloudImage, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
     ) -> None:
-        """Fill the file of `fd`, which has the image's length."""
+        """Fill a draft, which has the image's length and may be all holes."""
         ...
 
 
@@ -80,7 +80,7 @@ class CloudTier:
         self, extent: Extent, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
     ) -> None:
         """See `RemoteTier.fetch`."""
-        self._fetch(self._images[extent.key], draft.fd, on_progress, stopped)
+        self._fetch(self._images[extent.key], draft, on_progress, stopped)
 
     def scan(self) -> Iterator[Extent]:
         """See `Tier.scan`. No network is used: what earlier lives knew is taken for there until it is wanted."""

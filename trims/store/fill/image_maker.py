@@ -125,8 +125,7 @@ class ImageMaker:
         from_host = source is not None and source.place is not CLOUD
         carried = behind is not None and (from_host or (source is None and self._plans.is_carriable(replica)))
         while True:
-            mapped = (source is None and not carried) or (source is not None and source.place is CLOUD)
-            draft = tier.create(replica.key, replica.generation, nbytes, allocate=mapped)
+            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None and not carried)
             try:
                 if source is not None:
                     digest = self._copy(replica, draft, source, extent, behind)
@@ -138,7 +137,7 @@ class ImageMaker:
                 tier.abort(draft)
                 if is_system_error(error):
                     raise tier.explain(error, nbytes) from error
-                if isinstance(error, NoSpaceError):  # of a device that is copied from; this place has given its room
+                if isinstance(error, NoSpaceError) and from_host:  # of a device; this place has given its room
                     raise CapacityError(str(error)) from error
                 raise
             if digest is not None:

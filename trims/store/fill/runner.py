@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.background.rate_limit import RateLimiter
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactNotFoundError,
     ImageError,
     InternalError,
@@ -64,6 +65,8 @@ def converter_of(limits: Limits) -> Callable[[Resolved], Conversion]:
 
     def convert(resolved: Resolved) -> Conversion:
         origin = resolved.manifest.origin
+        if not resolved.artifact.files and resolved.cloud is None:
+            raise ArtifactChangedError(f"{resolved.name}: its last image went, and its files have to be fetched again")
         if not resolved.artifact.files:
             raise ArtifactNotFoundError(
                 f"{resolved.name}: the image at {resolved.manifest.artifact.uri} cannot be had, and there is no "

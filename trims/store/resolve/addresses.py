@@ -14,6 +14,8 @@ from trims.tiers.cloud import CloudImage
 from trims.trace.spans import span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trims.manifests.manifest import Manifest
     from trims.sources.remote import Fetched, Remote
     from trims.store.catalog import Catalog
@@ -65,6 +67,16 @@ class Addresses:
                 self._catalog.remember_digests(
                     str(path.absolute()), identity_of(path), digests["blake3"], digests.get("sha256")
                 )
+
+    def unproven(self, manifest: Manifest, files: Sequence[Path]) -> dict[str, str]:
+        """Return, by file name, the sha256 that a source states of files that trims has not hashed yet."""
+        uri = manifest.artifact.uri
+        found = None if uri is None or self.remote is None else self.remote.here(uri)
+        if found is None:
+            return {}
+        names = {path.absolute(): name for name, path in found.files.items() if name not in found.proven}
+        stated = {file.name: found.digests[names[file]].get("sha256") for file in files if file in names}
+        return {name: digest for name, digest in stated.items() if digest is not None}
 
     def image(self, name: str, fetched: Fetched) -> CloudImage:
         """Return the image that was pushed to an address; what it says of its model is kept."""

@@ -14,7 +14,7 @@ from trims.store.resolve.hashing import Digests, LongReadError, Progress, Readin
 from trims.store.work import stepped_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from trims.manifests.manifest import Manifest
@@ -45,7 +45,12 @@ class FileDigests:
         self.rest_s = rest_s
 
     def read(
-        self, files: tuple[Path, ...], manifest: Manifest, reading: Reading, check: Callable[[], None]
+        self,
+        files: tuple[Path, ...],
+        manifest: Manifest,
+        reading: Reading,
+        check: Callable[[], None],
+        by_source: Mapping[str, str] | None = None,
     ) -> list[Digests]:
         """Return the digests of all files; those that are not known are read.
 
@@ -54,6 +59,7 @@ class FileDigests:
             manifest: States the digests of some.
             reading: How to read.
             check: Called before a long file is read.
+            by_source: Digests (sha256) that the files' source states, by file name.
 
         Raises ManifestError, DigestMismatchError, ArtifactChangedError, LongReadError.
         """
@@ -63,6 +69,7 @@ class FileDigests:
             raise ManifestError(
                 f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
             )
+        stated = {**(by_source or {}), **stated}
         return [self._digest(file, stated.get(file.name), reading, check) for file in files]
 
     def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
@@ -75,8 +82,8 @@ class FileDigests:
             known = whole or self._read(file, which, certain, reading, check)
         if stated_sha256 is not None and known.sha256 != stated_sha256:
             raise DigestMismatchError(
-                f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
-                f"correct the manifest"
+                f"{file}: sha256 is {known.sha256}, the manifest or the file's source states {stated_sha256}; remove "
+                f"the file and fetch it again, or correct the manifest"
             )
         return known
 

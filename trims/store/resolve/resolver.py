@@ -29,6 +29,7 @@ import msgspec
 from trims.core.errors import (
     ArtifactError,
     ArtifactNotFoundError,
+    DigestMismatchError,
     TrimsError,
 )
 from trims.core.place import FILE, TierKind
@@ -229,7 +230,7 @@ class Resolver:
         known = self._known.get(name)
         if known is not None and self._registry.changes_outside and self.manifest(name) != known.manifest:
             return None
-        if known is None or (reading.digest and not known.hashed):
+        if known is None or (reading.digest and not known.hashed) or self._has_gone(known):
             return None
         if not self._digests.trusts and known.checked_at_s + _TRUST_S <= self._clock():
             return None
@@ -239,6 +240,11 @@ class Resolver:
         if self._python_again(known.manifest, required=known.converted) != known.python:
             return None  # an environment was made or removed
         return replace(known, checked_at_s=self._clock()) if same else None
+
+    def _has_gone(self, known: Resolved) -> bool:
+        """Return whether neither files nor an image are left of what an address held: it is fetched again then."""
+        fetched = known.manifest.artifact.uri is not None and known.cloud is None
+        return fetched and not known.artifact.files and not self._is_on_host(known.key)
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
         manifest = self.manifest(name)
@@ -351,13 +357,13 @@ class Resolver:
             name=name,
             key=record.key,
             manifest=manifest,
-            artifact=Artifact(chosen.format, (main,), options),
+            artifact=Artifact(chosen.format, () if source.uri is not None else (main,), options),
             recipe=record.recipe,
             python=self._python_again(manifest, required=chosen.needs_child(options)),
-            identities=identities_of((main,)),
+            identities=() if source.uri is not None else identities_of((main,)),
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
-            mount=_true_mount(main),
+            mount=server_of(source.uri) if source.uri is not None else _true_mount(main),
         )
 
     def _of_image(self, name: str, manifest: Manifest, fetched: Fetched, image: ImageDescription) -> Resolved:
@@ -390,7 +396,13 @@ class Resolver:
         rests_at_s = self._clock() + max(map(self._digests.rest_s, files))
         check = partial(self._check_size, manifest, artifact, reading)
         known = None if reading.digest else self._digests.known(files, identities)
-        digests = self._digests.read(files, manifest, reading, check) if reading.digest else known
+        try:
+            stated = self._addresses.unproven(manifest, files) if reading.digest else {}
+            digests = self._digests.read(files, manifest, reading, check, stated) if reading.digest else known
+        except DigestMismatchError as error:
+            if in_place is not None:  # from now on nobody has it who did not see this error
+                self.needs_conversion(name, in_place, str(error))
+            raise
         key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)
         self.signatures.look(chosen, artifact, key, in_place)
         return Resolved(
