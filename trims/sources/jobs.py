@@ -31,13 +31,14 @@ from trims.sources.base import RemoteFile, SourceSettings
 from trims.sources.files import Folder
 from trims.sources.http import Http
 from trims.sources.schemes import source_of
+from trims.sources.siblings import with_siblings
 from trims.sources.transfer import Moved, Transfer, Work, pause, stated_digests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from trims.sources.base import Destination, Opened
+    from trims.sources.base import Destination, Opened, Source
     from trims.sources.hosts import HostPolicy
     from trims.sources.limits import Limits
 
@@ -107,18 +108,28 @@ class Job:
         policy = self.around.policy
         if self.order.get("named"):
             policy = policy.naming(host_of(address))
-        source = source_of(address, SourceSettings(Http(policy), self.around.environment))
-        for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
-            sleep=self._sleep, reraise=True,
-        ):  # fmt: skip
-            with attempt:
-                opened = source.open(address)
+        http = Http(policy)
+        source = source_of(address, SourceSettings(http, self.around.environment))
+        try:
+            opened = self._look(source, address)
+        except BaseException:
+            http.close()
+            raise
         with self._lock:
             self._open.append(opened)
         if not self.wanted():
             raise LostPeerError("the transfer was stopped")
         return opened
+
+    def _look(self, source: Source, address: str) -> Opened:
+        """Look at an address; a source that says that it is busy is asked again, a few times."""
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
+            sleep=self._sleep, reraise=True,
+        ):  # fmt: skip
+            with attempt:
+                return source.open(address)
+        raise AssertionError("the last attempt returns or raises")
 
     def _sleep(self, seconds: float) -> None:
         if self.work.stop.wait(seconds):
@@ -178,6 +189,7 @@ def _fetch(job: Job) -> dict[str, Any]:
 
 def _fetch_files(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
+    opened = with_siblings(opened, job.order["address"], job.open, job.order.get("stated") or ())
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
     destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files)
