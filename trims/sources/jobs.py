@@ -33,6 +33,7 @@ from trims.sources.files import Folder
 from trims.sources.http import Http
 from trims.sources.schemes import source_of
 from trims.sources.settings import SourceSettings
+from trims.sources.siblings import with_siblings
 from trims.sources.transfer import Moved, Transfer, Work, pause, stated_digests
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from trims.sources.base import Destination, Opened, RemoteFile
+    from trims.sources.base import Destination, Opened, RemoteFile, Source
     from trims.sources.hosts import HostPolicy
     from trims.sources.limits import Limits
 
@@ -120,12 +121,7 @@ class Job:
         http = Http(policy)
         source = source_of(address, SourceSettings(http, self.around.environment))
         try:
-            for attempt in tenacity.Retrying(
-                retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
-                sleep=self._sleep, reraise=True,
-            ):  # fmt: skip
-                with attempt:
-                    opened = source.open(address)
+            opened = self._look(source, address)
         except BaseException:
             http.close()
             raise
@@ -134,6 +130,16 @@ class Job:
         if not self.wanted():
             raise LostPeerError("the transfer was stopped")
         return opened
+
+    def _look(self, source: Source, address: str) -> Opened:
+        """Look at an address; a source that says that it is busy is asked again, a few times."""
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_busy), wait=pause, stop=tenacity.stop_after_attempt(_LOOKS),
+            sleep=self._sleep, reraise=True,
+        ):  # fmt: skip
+            with attempt:
+                return source.open(address)
+        raise AssertionError("the last attempt returns or raises")
 
     def read(self, address: str, most_bytes: int) -> bytes:
         """Return a small file. Raises ArtifactError for one that is larger, and as `Opened.fill`."""
@@ -207,6 +213,7 @@ def _fetch(job: Job) -> dict[str, Any]:
 
 def _fetch_files(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
+    opened = with_siblings(opened, job.order["address"], job.open, job.order.get("stated") or ())
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     _check_names(opened.files, expected, job)
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
@@ -381,7 +388,8 @@ def _check_names(files: Sequence[RemoteFile], expected: Mapping[str, Mapping[str
     """Raise DigestMismatchError for files that were not there when the address was first seen, or are missing now."""
     listed = {name for name, each in expected.items() if each["nbytes"] is not None}
     now = {file.name for file in files}
-    if listed and listed != now:
+    asked = set(job.order.get("stated") or ())  # by the manifest, perhaps since
+    if listed and listed - asked != now - asked:
         raise DigestMismatchError(
             f"{job.order['shown']} holds {_names(now - listed)} and lacks {_names(listed - now)}, unlike when it was "
             "first seen; if the change is meant, accept it (`trims pull --update`)"

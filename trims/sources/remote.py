@@ -159,7 +159,10 @@ class Remote:
         return flight.fetched
 
     def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
-        order = {"address": expected["pinned"] or address, "expected": expected["files"], "named": named}
+        order = {
+            "address": expected["pinned"] or address, "expected": expected["files"], "named": named,
+            "stated": expected["stated"],
+        }  # fmt: skip
         answer = self._fetched(order, flight)
         entry = {**_entry(answer, expected), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         _check_kind(address, expected, answer)
@@ -260,7 +263,10 @@ def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated
     for name, digest in stated.items():
         known = files.setdefault(name, {"nbytes": None, "checksums": {}})
         known["checksums"]["sha256"] = digest
-    return {"pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image"), "found": found}
+    return {
+        "pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image"), "found": found,
+        "stated": sorted(stated),
+    }  # fmt: skip
 
 
 def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
