@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -54,15 +55,17 @@ class FileServer:
 
     Attributes:
         url: Of its root, without a slash at the end.
+        port: Its number.
         files: By path, with a slash in front.
         sent: Bytes of bodies that were handed to the kernel, by path.
         requests: Method, path and headers of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.files: dict[str, Served] = {}
         self.sent: Counter[str] = Counter()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.connections: set[socket.socket] = set()
         self.lock = threading.Lock()
         self.came = threading.Condition(self.lock)
         owner = self
@@ -70,10 +73,11 @@ class FileServer:
         class Handler(_Handler):
             server_of = owner
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = False
         self._server.block_on_close = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
@@ -94,6 +98,11 @@ class FileServer:
             served.bytes_per_s = None
         self._server.shutdown()
         self._thread.join()
+        with self.lock:
+            open_now = list(self.connections)
+        for each in open_now:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
 
@@ -101,6 +110,17 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
     server_of: FileServer
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server_of.lock:
+            self.server_of.connections.add(self.connection)
+
+    def finish(self) -> None:
+        with self.server_of.lock:
+            self.server_of.connections.discard(self.connection)
+        with contextlib.suppress(ConnectionError):
+            super().finish()
 
     def do_GET(self) -> None:
         self._answer(body=True)
@@ -141,11 +161,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.send_response(206 if asked else 200)
         total = len(served.data) if served.total is None else served.total
+        said = {"Content-Length": str(end - begin)}
         if asked:
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{total}")
+            said["Content-Range"] = f"bytes {begin}-{end - 1}/{total}"
         if served.etag:
-            self.send_header("ETag", served.etag)
-        for name, value in {"Content-Length": str(end - begin), **served.headers}.items():
+            said["ETag"] = served.etag
+        for name, value in {**said, **served.headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if body:
@@ -177,9 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def file_server() -> Iterator[FileServer]:
-    """Give a server for a block."""
-    server = FileServer()
+def file_server(port: int = 0) -> Iterator[FileServer]:
+    """Give a server for a block; on a port that another one had, if that is named."""
+    server = FileServer(port)
     try:
         yield server
     finally:

@@ -124,8 +124,6 @@ def test_every_setting_can_come_from_the_environment() -> None:
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
         Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, Level.SYSTEM,
         True, "debug", "json",
-        download_capacity_bytes=1 << 30, fetch_connections=3, fetch_bytes_per_s=1 << 20, fetch_patience_s=9.0,
-        allow_hosts=("models.lan", "10.0.0.0/8"),
     )  # fmt: skip
 
 
