@@ -119,7 +119,8 @@ class Admin(_Door):
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                self._take_back(made.name, before)
+                if before is not None or not replace:  # else what it replaced is not known
+                    self._take_back(made.name, before)
                 raise
         return self.show(made.name)
 
@@ -369,7 +370,8 @@ class AsyncAdmin(_Door):
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                await self._take_back(made.name, before)
+                if before is not None or not replace:
+                    await self._take_back(made.name, before)
                 raise
         return await self.show(made.name)
 

@@ -175,6 +175,21 @@ def _descriptor(job: Job) -> dict[str, Any] | None:
     return {"image": descriptor.parse(bytes(room), where)}
 
 
+def _read(job: Job) -> dict[str, Any]:
+    """Return the bytes of a small file, such as a manifest, as text."""
+    opened = job.open(job.order["address"])
+    file = opened.files[0]
+    if len(opened.files) != 1 or file.nbytes > job.order["most_bytes"]:
+        raise ArtifactError(f"{opened.pinned} is no small file: {len(opened.files)} files, {file.nbytes} bytes")
+    room = bytearray(file.nbytes)
+    for _ in opened.fill(file, [(0, memoryview(room))]):
+        pass
+    try:
+        return {"text": room.decode()}
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{opened.pinned} is no text in UTF-8: {error}") from error
+
+
 def _fetch(job: Job) -> dict[str, Any]:
     """Fetch the files of an address to where they are kept; return their paths and checksums, or a description."""
     found = _descriptor(job)
@@ -336,5 +351,5 @@ def _as_json(file: RemoteFile) -> dict[str, Any]:
 
 
 _JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
-    "look": _look, "fetch": _fetch, "image": _image, "push": _push,
+    "look": _look, "fetch": _fetch, "image": _image, "push": _push, "read": _read,
 }  # fmt: skip
