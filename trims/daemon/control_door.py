@@ -293,9 +293,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         return pb.TransferList(transfers=map(views.transfer, self._transfers.running()))
 
     @_guarded
-    def Prune(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.PruneReply:
+    def Prune(self, request: pb.PruneRequest, context: grpc.ServicerContext) -> pb.PruneReply:
         """Remove downloads that no registered model has."""
-        removed, nbytes = self._transfers.prune()
+        removed, nbytes = self._transfers.prune(dry_run=request.dry_run)
         return pb.PruneReply(removed=removed, nbytes=nbytes)
 
     @_guarded

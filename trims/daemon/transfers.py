@@ -238,8 +238,10 @@ class Transfers:
 
     # -- prune -----------------------------------------------------------------------------------------------------
 
-    def prune(self) -> tuple[list[str], int]:
+    def prune(self, *, dry_run: bool) -> tuple[list[str], int]:
         """Remove downloads of addresses that no registered manifest names. Return the folders and their bytes.
+
+        With `dry_run` nothing is removed.
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
@@ -249,10 +251,10 @@ class Transfers:
             found = None if uri is None else remote.here(uri)
             if found is not None and found.folder is not None:
                 used.add(found.folder)
-        if not remote.is_idle:
+        if not remote.is_idle and not dry_run:
             raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
         unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if folder not in used]
-        for folder, _ in unused:
+        for folder, _ in unused if not dry_run else ():
             remote.downloads.remove(folder)
         return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
 

@@ -89,6 +89,12 @@ class TransferList(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
     def __init__(self, transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
 
+class PruneRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: bool = ...) -> None: ...
+
 class PruneReply(_message.Message):
     __slots__ = ("removed", "nbytes")
     REMOVED_FIELD_NUMBER: _ClassVar[int]
