@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import AddressRefusedError, ManifestError
-from trims.manifests.addresses import beside, check_address, host_of, scheme_of
+from trims.manifests.addresses import LOCAL, beside, check_address, host_of, scheme_of
 from trims.manifests.fields import CALL
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def _uri(artifact: Mapping[str, Any], address: str) -> str:
         return beside(address, path)
     if not isinstance(uri, str) or path is not None:
         raise ManifestError(f"{address}: artifact needs exactly one of path and uri")
+    if scheme_of(uri) in LOCAL:
+        raise AddressRefusedError(f"the manifest at {address} names what lies on this machine ({uri!r:.100})")
     check_address(uri)
     if host_of(uri) not in ("", host_of(address)):
         raise AddressRefusedError(

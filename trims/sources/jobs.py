@@ -47,6 +47,10 @@ _SMALL_BYTES = 4 << 20
 _SMALL_AT_ONCE = 4
 #: Looks at an address whose source says that it is busy.
 _LOOKS = 5
+_STATED = (
+    "its manifest or trims.lock states; if the change is meant, correct the manifest, or accept it "
+    "(`trims pull --update`)"
+)
 
 
 @dataclass
@@ -254,7 +258,8 @@ def _fetch_one(
             with partial.on_disk(path, file, also, lambda nbytes: _moved(job.work, nbytes)) as data:
                 digests = {"blake3", *stated_digests(file, expected.get("checksums", {}))}
                 found = Transfer(opened, file, data, job.around.limits, job.work).run(digests)
-            checksums.compare(file.name, expected.get("checksums", {}), found, "trims.lock has since it was first seen")
+            where = f"{file.name} at {job.order['address']}"
+            checksums.compare(where, expected.get("checksums", {}), found, _STATED)
         except (DigestMismatchError, ArtifactChangedError):
             partial.remove(path)  # of wrong bytes nothing can be used
             raise
@@ -337,12 +342,7 @@ def _check_expected(file: RemoteFile, expected: Mapping[str, Any] | None, job: J
             f"{where} has {file.nbytes} bytes, and had {expected['nbytes']} when it was first seen; if the change is "
             "meant, accept it (`trims pull --update`)"
         )
-    checksums.compare(
-        where,
-        expected["checksums"],
-        file.checksums,
-        "it had when it was first seen; if the change is meant, accept it (`trims pull --update`)",
-    )
+    checksums.compare(where, expected["checksums"], file.checksums, _STATED)
     return file
 
 
