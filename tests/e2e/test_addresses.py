@@ -149,6 +149,7 @@ def test_a_model_that_was_pushed_is_pulled_by_another_daemon_without_a_conversio
             cpu = next(each for each in shown.replicas if each.place == "cpu")
             assert any("source cloud" in line for line in cpu.story)
             wait_until(lambda: {"cpu", "disk", "cloud"} == {each.place for each in daemon.show("m").replicas})
+            wait_until(lambda: all(each.state == "sealed" for each in daemon.show("m").replicas))
             daemon.evict("m", None, drain=True)  # everywhere on this machine
             wait_until(lambda: len(daemon.show("m").replicas) == 1)
             assert [each.place for each in daemon.show("m").replicas] == ["cloud"]
