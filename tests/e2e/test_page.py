@@ -280,3 +280,22 @@ def test_a_dialog_that_is_opened_again_at_once_keeps_its_own_answer(
         "dialog.querySelector('form').requestSubmit(); return (await wanted)?.place ?? null; })"
     )
     assert chosen == "cpu"
+
+
+def test_a_transfer_is_shown_while_it_runs(daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser]) -> None:
+    from file_server import file_server
+
+    with file_server() as server:
+        served = server.serve("/models/large.safetensors", bytes(8 << 20), bytes_per_s=1e6)
+        address = f"{server.url}/models/large.safetensors"
+        with admin(daemon.config.runtime_dir) as door:
+            door.add({"name": "large", "artifact": {"uri": address}}, lazy=True)
+        opened = daemon.store.load("large")
+        browser = visit(endpoint)
+        browser.wait("!document.getElementById('transfers-section').hidden")
+        shown = browser.evaluate("document.getElementById('transfers').textContent")
+        assert f"Fetching {address}" in shown
+        assert "8.0 MiB" in shown
+        served.bytes_per_s = None
+        assert opened.done(60.0)  # its bytes are no safetensors, which is another matter
+        browser.wait("document.getElementById('transfers-section').hidden")

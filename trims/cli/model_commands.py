@@ -48,7 +48,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
     )
-    _add(commands, "list", "all registered models", _list, json=True)
+    listed = _add(commands, "list", "all registered models", _list, json=True)
+    text = "also where each model comes from, and downloads that no model has"
+    listed.add_argument("--all", action="store_true", help=text)
     ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
     text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
     ps.add_argument("--token-file", type=Path, help=text)
@@ -134,6 +136,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
 def _list(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         models = daemon.models()
+        unused = daemon.prune(dry_run=True) if options.all and not options.json else None
     if options.json:
         say_json([as_json(model) for model in models])
         return
@@ -145,15 +148,30 @@ def _list(options: argparse.Namespace) -> None:
             model.format,
             format_bytes(model.image_bytes) if model.image_bytes else "",
             ", ".join(replica.place for replica in model.replicas if replica.state == "sealed"),
+            *([_origin(model)] if options.all else []),
         ]
         for model in models
         if not model.problem
     ]
-    columns = ("model", "version", "framework", "format", "image>", "resident at")
+    columns = ("model", "version", "framework", "format", "image>", "resident at", *(("from",) if options.all else ()))
     table(columns, rows, empty="no models are registered; `trims add` registers one")
     for model in models:
         if model.problem:
             note(f"{model.name} cannot be read: {model.problem}")
+    if unused is not None and unused.removed:
+        say(f"\ndownloads that no model has, {format_bytes(unused.nbytes)} (`trims prune` removes them):")
+        for folder in unused.removed:
+            say(f"  {folder}")
+
+
+def _origin(model: Model) -> str:
+    """Return where a model comes from: its address, path, package or builder."""
+    artifact = model.manifest.get("artifact", {})
+    named = artifact.get("uri") or artifact.get("path")
+    if named:
+        return str(named)
+    package, builder = artifact.get("package"), artifact.get("builder")
+    return f"pkg://{package['name']}/{package['path']}" if package else f"build://{builder['call']}" if builder else ""
 
 
 def _ps(options: argparse.Namespace) -> None:

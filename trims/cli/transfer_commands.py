@@ -34,6 +34,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "remove downloads that no registered model has"
     prune = commands.add_parser("prune", help=text, description=f"{text}; a hub's cache is left alone")
     prune.set_defaults(run=_prune)
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     prune.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -76,10 +77,11 @@ def _push(options: argparse.Namespace) -> None:
 
 def _prune(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        done = daemon.prune()
+        done = daemon.prune(dry_run=options.dry_run)
     if options.json:
         say_json({"removed": list(done.removed), "nbytes": done.nbytes})
         return
     for folder in done.removed:
         note(folder)
-    say(f"{len(done.removed)} downloads removed, {format_bytes(done.nbytes)}")
+    would = "would be removed" if options.dry_run else "removed"
+    say(f"{len(done.removed)} downloads {would}, {format_bytes(done.nbytes)}")

@@ -119,7 +119,8 @@ class Admin(_Door):
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                self._take_back(made.name, before)
+                if before is not None or not replace:  # else what it replaced is not known
+                    self._take_back(made.name, before)
                 raise
         return self.show(made.name)
 
@@ -232,10 +233,13 @@ class Admin(_Door):
         with self._errors():
             return [read(Transfer, each) for each in self._stub.Transfers(_NOTHING).transfers]
 
-    def prune(self) -> Pruned:
-        """Remove downloads that no registered model has. Nothing in the hub's cache is removed."""
+    def prune(self, *, dry_run: bool = False) -> Pruned:
+        """Remove downloads that no registered model has; with `dry_run` only return what would be removed.
+
+        Nothing in the hub's cache is removed.
+        """
         with self._errors():
-            return read(Pruned, self._stub.Prune(_NOTHING))
+            return read(Pruned, self._stub.Prune(orders.message(pb.PruneRequest, dry_run=dry_run)))
 
     def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
         """Free a model's memory at a place, or everywhere; it stays registered.
@@ -369,7 +373,8 @@ class AsyncAdmin(_Door):
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                await self._take_back(made.name, before)
+                if before is not None or not replace:
+                    await self._take_back(made.name, before)
                 raise
         return await self.show(made.name)
 
@@ -443,10 +448,10 @@ class AsyncAdmin(_Door):
         with self._errors():
             return [read(Transfer, each) for each in (await self._stub.Transfers(_NOTHING)).transfers]
 
-    async def prune(self) -> Pruned:
+    async def prune(self, *, dry_run: bool = False) -> Pruned:
         """See `Admin.prune`."""
         with self._errors():
-            return read(Pruned, await self._stub.Prune(_NOTHING))
+            return read(Pruned, await self._stub.Prune(orders.message(pb.PruneRequest, dry_run=dry_run)))
 
     async def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
         """See `Admin.evict`."""

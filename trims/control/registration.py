@@ -31,6 +31,11 @@ def register(source: Source, name: str | None, *, replace: bool, state_key: str 
     if isinstance(source, Mapping):
         _refuse_state_key("the mapping", state_key)
         return _registration(dict(source), "", replace=replace)
+    if isinstance(source, str) and is_address(source) and source.endswith((".yaml", ".yml")):
+        _refuse_state_key(source, state_key)
+        if name is not None:
+            raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
+        return message(pb.RegisterRequest, address=check_address(source), replace=replace)
     if isinstance(source, str) and is_address(source):
         return _registration(_fetched(source, name, state_key), "", replace=replace)
     try:
@@ -55,6 +60,8 @@ def _fetched(address: str, name: str | None, state_key: str | None) -> dict[str,
 
 def is_fetched(request: pb.RegisterRequest) -> bool:
     """Return whether what a registration is for is fetched from an address."""
+    if request.address:
+        return True
     raw = load_yaml(request.manifest_yaml)
     artifact = raw.get("artifact") if isinstance(raw, dict) else None
     uri = artifact.get("uri") if isinstance(artifact, dict) else None

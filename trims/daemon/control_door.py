@@ -167,10 +167,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
-        try:
-            raw = parse_yaml(request.manifest_yaml)
-        except ManifestError as error:
-            raise ManifestError(f"the manifest {error}") from error
+        raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
         self._store.manifest_changed(manifest.name)
         self._model_changes.tell([manifest.name])
@@ -296,9 +293,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         return pb.TransferList(transfers=map(views.transfer, self._transfers.running()))
 
     @_guarded
-    def Prune(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.PruneReply:
+    def Prune(self, request: pb.PruneRequest, context: grpc.ServicerContext) -> pb.PruneReply:
         """Remove downloads that no registered model has."""
-        removed, nbytes = self._transfers.prune()
+        removed, nbytes = self._transfers.prune(dry_run=request.dry_run)
         return pb.PruneReply(removed=removed, nbytes=nbytes)
 
     @_guarded
@@ -441,6 +438,13 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             tensors_seen=signature.seen,
             files=map(str, image.files) if story else (),
         )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except ManifestError as error:
+        raise ManifestError(f"the manifest {error}") from error
 
 
 def _place(text: str) -> Place | None:

@@ -7,11 +7,20 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError, InternalError, InUseError, NotSupportedError, TooLargeError, TrimsError
+from trims.core.errors import (
+    CallerError,
+    InternalError,
+    InUseError,
+    ManifestError,
+    NotSupportedError,
+    TooLargeError,
+    TrimsError,
+)
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.manifests.addresses import check_address, scheme_of
-from trims.manifests.foreign import foreign_fields, portable_fields
+from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields
+from trims.registry.base import parse_yaml
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.store.pending_requests import Granted, Pending
 from trims.tiers.cloud import CloudImage
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)
+_MANIFEST_BYTES = 1 << 20
 #: Schemes that can be pushed to.
 PUSHED = ("s3", "gs", "az", "abfs", "abfss")
 
@@ -74,6 +84,19 @@ class Transfers:
 
     def __init__(self, store: Store, registry: Registry, sources: Sources) -> None:
         self._store, self._registry, self._sources = store, registry, sources
+
+    def manifest_at(self, address: str) -> dict[str, Any]:
+        """Return the manifest at an address, as it may be registered here. Blocks.
+
+        Raises ManifestError, AddressRefusedError, and as `Fetcher.do`.
+        """
+        check_address(address)
+        order = {"address": address, "named": True, "most_bytes": _MANIFEST_BYTES}
+        found = self._sources.fetcher.do("read", order)
+        try:
+            return foreign_manifest(parse_yaml(found["text"]), address)
+        except ManifestError as error:
+            raise ManifestError(f"the manifest at {address}: {error}") from error
 
     # -- pull ------------------------------------------------------------------------------------------------------
 
@@ -218,8 +241,10 @@ class Transfers:
 
     # -- prune -----------------------------------------------------------------------------------------------------
 
-    def prune(self) -> tuple[list[str], int]:
+    def prune(self, *, dry_run: bool) -> tuple[list[str], int]:
         """Remove downloads of addresses that no registered manifest names. Return the folders and their bytes.
+
+        With `dry_run` nothing is removed.
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
@@ -229,10 +254,10 @@ class Transfers:
             found = None if uri is None else remote.here(uri)
             if found is not None and found.folder is not None:
                 used.add(found.folder)
-        if not remote.is_idle:
+        if not remote.is_idle and not dry_run:
             raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
         unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if folder not in used]
-        for folder, _ in unused:
+        for folder, _ in unused if not dry_run else ():
             remote.downloads.remove(folder)
         return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
 

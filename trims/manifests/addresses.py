@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urljoin, urlsplit, urlunsplit
 
 from trims.core.errors import CallerError
 from trims.manifests.fields import CALL, check_inside
@@ -108,6 +108,14 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def beside(address: str, name: str) -> str:
+    """Return the address of a file beside the one that an address names."""
+    parts = urlsplit(address)
+    if parts.scheme in ("http", "https"):
+        return urljoin(urlunsplit((*parts[:3], "", "")), quote(name))
+    return f"{address.rpartition('/')[0]}/{name}"
 
 
 def host_of(address: str) -> str:

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import AddressRefusedError
-from trims.manifests.addresses import scheme_of
+from trims.core.errors import AddressRefusedError, ManifestError
+from trims.manifests.addresses import LOCAL, beside, check_address, host_of, scheme_of
 from trims.manifests.fields import CALL
 
 if TYPE_CHECKING:
@@ -66,6 +66,59 @@ def portable_fields(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any]
         left.append("inputs")
         del taken["inputs"]
     return taken, left
+
+
+#: Fields of an artifact that a manifest from elsewhere may have, beside where it lies.
+_ARTIFACT = ("format", "sha256", "trust", "options")
+
+
+def foreign_manifest(raw: object, address: str) -> dict[str, Any]:
+    """Return a manifest that lies at an address, as it is registered here.
+
+    Args:
+        raw: As it was read.
+        address: Where: paths in it are those of files beside it.
+
+    Raises ManifestError for what is none, AddressRefusedError for what one from elsewhere may not name.
+    """
+    if not isinstance(raw, dict) or not isinstance(raw.get("artifact"), dict):
+        raise ManifestError(f"{address} is no manifest: it is no mapping with an `artifact`")
+    artifact = raw["artifact"]
+    beyond = sorted({*raw} - {*FIELDS, "name", "artifact", "residency"}, key=str)
+    if beyond:
+        raise ManifestError(f"{address}: unknown field {beyond[0]!r:.80}")
+    refused = sorted({*artifact} - {*_ARTIFACT, "path", "uri"}, key=str)
+    if refused:
+        raise AddressRefusedError(
+            f"the manifest at {address} has artifact.{refused[0]}, which one from elsewhere may not: it names code, or "
+            "files of this machine; write a manifest of your own, and register it"
+        )
+    kept = {name: artifact[name] for name in _ARTIFACT if name in artifact}
+    for path, text in _texts(kept, "artifact"):
+        if _wrong(text):
+            raise AddressRefusedError(f"the manifest at {address} names {_wrong(text)} ({path}: {text!r:.100})")
+    others = {name: raw[name] for name in ("name", "residency") if name in raw}
+    return {**others, **foreign_fields(raw, address), "artifact": {**kept, "uri": _uri(artifact, address)}}
+
+
+def _uri(artifact: Mapping[str, Any], address: str) -> str:
+    """Return where the artifact of a manifest at an address lies: beside it, in a store, or at a hub."""
+    path, uri = artifact.get("path"), artifact.get("uri")
+    if isinstance(path, str) and uri is None:
+        if _wrong(path):
+            raise AddressRefusedError(f"the manifest at {address} names {_wrong(path)} ({path!r:.100})")
+        return beside(address, path)
+    if not isinstance(uri, str) or path is not None:
+        raise ManifestError(f"{address}: artifact needs exactly one of path and uri")
+    if scheme_of(uri) in LOCAL:
+        raise AddressRefusedError(f"the manifest at {address} names what lies on this machine ({uri!r:.100})")
+    check_address(uri)
+    if host_of(uri) not in ("", host_of(address)):
+        raise AddressRefusedError(
+            f"the manifest at {address} names another host ({host_of(uri)}); if that is meant, write a manifest of "
+            "your own with the address, and register it"
+        )
+    return uri
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

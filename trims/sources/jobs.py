@@ -24,7 +24,6 @@ from trims.core.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
-from trims.core.units import format_bytes
 from trims.manifests.addresses import host_of, scheme_of
 from trims.memory.large_pages import LargePages
 from trims.memory.reading import read_all
@@ -54,6 +53,10 @@ _SMALL_AT_ONCE = 4
 _SHOWN_NAMES = 5
 #: Looks at an address whose source says that it is busy.
 _LOOKS = 5
+_STATED = (
+    "its manifest or trims.lock states; if the change is meant, correct the manifest, or accept it "
+    "(`trims pull --update`)"
+)
 
 
 @dataclass
@@ -145,10 +148,8 @@ class Job:
         """Return a small file. Raises ArtifactError for one that is larger, and as `Opened.fill`."""
         opened = self.open(address)
         file = opened.files[0]
-        if file.nbytes > most_bytes:
-            raise ArtifactError(
-                f"{address} has {format_bytes(file.nbytes)}; at most {format_bytes(most_bytes)} are read"
-            )
+        if len(opened.files) != 1 or file.nbytes > most_bytes:
+            raise ArtifactError(f"{opened.pinned} is no small file: {len(opened.files)} files, {file.nbytes} bytes")
         room = bytearray(file.nbytes)
         for _ in opened.fill(file, [(0, memoryview(room))]):
             pass
@@ -196,6 +197,15 @@ def _descriptor(job: Job) -> dict[str, Any] | None:
     if descriptor.is_guess(address) and descriptor.FORMAT.encode() not in data:
         return None
     return {"image": descriptor.parse(data, where)}
+
+
+def _read(job: Job) -> dict[str, Any]:
+    """Return the bytes of a small file, such as a manifest, as text."""
+    data = job.read(job.order["address"], job.order["most_bytes"])
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{job.order['shown']} is no text in UTF-8: {error}") from error
 
 
 def _fetch(job: Job) -> dict[str, Any]:
@@ -274,7 +284,7 @@ def _fetch_one(
         path = destination.partial(file)
         try:
             found = _transferred(job, opened, file, path, before)
-            checksums.compare(file.name, before, found, "trims.lock has since it was first seen")
+            checksums.compare(f"{file.name} at {job.order['address']}", before, found, _STATED)
         except (DigestMismatchError, ArtifactChangedError):
             partial.remove(path)  # of wrong bytes nothing can be used
             raise
@@ -315,7 +325,7 @@ def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -
                 raise LostPeerError("the transfer was stopped; what has come is kept")
     found = {name: each.hexdigest() for name, each in hashers.items()}
     found |= {name: checksums.combined(name, some) for name, some in sums.items()}
-    checksums.compare(file.name, before, found, "trims.lock has since it was first seen")
+    checksums.compare(f"{file.name} at {job.order['address']}", before, found, _STATED)
     return found
 
 
@@ -415,12 +425,7 @@ def _check_expected(file: RemoteFile, expected: Mapping[str, Any] | None, job: J
             f"{where} has {file.nbytes} bytes, and had {expected['nbytes']} when it was first seen; if the change is "
             "meant, accept it (`trims pull --update`)"
         )
-    checksums.compare(
-        where,
-        expected["checksums"],
-        file.checksums,
-        "it had when it was first seen; if the change is meant, accept it (`trims pull --update`)",
-    )
+    checksums.compare(where, expected["checksums"], file.checksums, _STATED)
     return file
 
 
@@ -429,5 +434,5 @@ def _as_json(file: RemoteFile) -> dict[str, Any]:
 
 
 _JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
-    "look": _look, "fetch": _fetch, "image": _image, "push": _push,
+    "look": _look, "fetch": _fetch, "image": _image, "push": _push, "read": _read,
 }  # fmt: skip

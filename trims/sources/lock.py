@@ -136,14 +136,12 @@ def _wrong(entry: Any) -> str:
         return wrong_fields(image) if isinstance(image, dict) and not unknown else "its image is none"
     if type(entry.get("folder", "")) is not str or not isinstance(entry.get("files"), list):
         return "it has neither files nor an image"
-    wrong = [file for file in entry["files"] if not _is_file(file, here="folder" in entry)]
+    wrong = [file for file in entry["files"] if not _is_file(file)]
     return f"{wrong[0]!r:.200} is no file" if wrong else ""
 
 
-def _is_file(file: Any, *, here: bool) -> bool:
-    if not isinstance(file, dict) or type(file.get("name")) is not str:
-        return False
-    if type(file.get("nbytes")) is not int or (here and type(file.get("path")) is not str):
+def _is_file(file: Any) -> bool:
+    if not isinstance(file, dict) or type(file.get("name")) is not str or type(file.get("nbytes")) is not int:
         return False
     digests = [file.get("checksums"), file.get("found", {})]
     return all(isinstance(each, dict) and all(type(digest) is str for digest in each.values()) for each in digests)

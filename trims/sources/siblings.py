@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from trims.core.errors import ArtifactError
+from trims.manifests.addresses import beside
 from trims.manifests.fields import check_inside
 
 if TYPE_CHECKING:
@@ -41,14 +42,7 @@ def with_siblings(opened: Opened, address: str, open_one: Callable[[str], Opened
     names.discard(file.name)
     if not names:
         return opened
-    return Joined([opened, *(open_one(_beside(address, name)) for name in sorted(names))], sorted(names))
-
-
-def _beside(address: str, name: str) -> str:
-    parts = urlsplit(address)
-    if parts.scheme in ("http", "https"):
-        return urljoin(urlunsplit((*parts[:3], "", "")), name)
-    return f"{address.rpartition('/')[0]}/{name}"
+    return Joined([opened, *(open_one(beside(address, name)) for name in sorted(names))], sorted(names))
 
 
 def _shards(opened: Opened, file: RemoteFile) -> list[str]:

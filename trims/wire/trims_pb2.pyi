@@ -16,14 +16,16 @@ class NameRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("manifest_yaml", "origin", "replace")
+    __slots__ = ("manifest_yaml", "origin", "replace", "address")
     MANIFEST_YAML_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     manifest_yaml: str
     origin: str
     replace: bool
-    def __init__(self, manifest_yaml: _Optional[str] = ..., origin: _Optional[str] = ..., replace: bool = ...) -> None: ...
+    address: str
+    def __init__(self, manifest_yaml: _Optional[str] = ..., origin: _Optional[str] = ..., replace: bool = ..., address: _Optional[str] = ...) -> None: ...
 
 class LearnRequest(_message.Message):
     __slots__ = ("name", "key", "inputs", "outputs")
@@ -88,6 +90,12 @@ class TransferList(_message.Message):
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
     def __init__(self, transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: bool = ...) -> None: ...
 
 class PruneReply(_message.Message):
     __slots__ = ("removed", "nbytes")

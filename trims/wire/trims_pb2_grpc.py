@@ -46,7 +46,7 @@ class ControlStub(object):
                 )
         self.Prune = channel.unary_unary(
                 '/trims.v1.Control/Prune',
-                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                request_serializer=trims_dot_wire_dot_trims__pb2.PruneRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.PruneReply.FromString,
                 )
         self.Evict = channel.unary_unary(
@@ -301,7 +301,7 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Prune': grpc.unary_unary_rpc_method_handler(
                     servicer.Prune,
-                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.PruneRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.PruneReply.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
@@ -498,7 +498,7 @@ class Control(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Prune',
-            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.PruneRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.PruneReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import trims
-from trims.core.errors import TrimsError
+from trims.core.errors import NotSupportedError, TrimsError
 from trims_predictors.endpoint.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trims.control import AsyncAdmin, Model, Replica, Stats, Status
+    from trims.control.answers import Transfer
 
 #: The page asks every second.
 _FRESH_S = 0.9
@@ -33,6 +34,7 @@ class _Found:
     daemon: Mapping[str, Any]
     places: list[dict[str, Any]]
     models: list[dict[str, Any]]
+    transfers: list[dict[str, Any]]
 
 
 class Overview:
@@ -67,11 +69,19 @@ class Overview:
     async def _ask(self) -> _Found:
         try:
             models, status = await self._daemon.models(), await self._daemon.status()
+            transfers = await self._transfers()
         except TrimsError as error:
             return _away(str(error))
-        return await asyncio.to_thread(self._found, models, status)
+        return await asyncio.to_thread(self._found, models, status, transfers)
 
-    def _found(self, models: list[Model], status: Status) -> _Found:
+    async def _transfers(self) -> list[Transfer]:
+        """Return the transfers that run; none for a daemon that is older than they are."""
+        try:
+            return await self._daemon.transfers()
+        except NotSupportedError:
+            return []
+
+    def _found(self, models: list[Model], status: Status, transfers: list[Transfer]) -> _Found:
         daemon = {
             "status": status.health.status,
             "trouble": "",
@@ -81,11 +91,11 @@ class Overview:
         }
         ordered = sorted(models, key=lambda each: each.name)
         told = [_told(model, trouble=self._trouble(model), failure=self._failure(model)) for model in ordered]
-        return _Found(daemon, _places(status.stats), told)
+        return _Found(daemon, _places(status.stats), told, [asdict(each) for each in transfers])
 
 
 def _away(why: str) -> _Found:
-    return _Found({"status": "away", "trouble": why, "uptime_s": 0, "sessions": 0, "leases": 0}, [], [])
+    return _Found({"status": "away", "trouble": why, "uptime_s": 0, "sessions": 0, "leases": 0}, [], [], [])
 
 
 def _places(stats: Stats) -> list[dict[str, Any]]:
@@ -141,6 +151,7 @@ def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
         "version": trims.__version__,
         "daemon": found.daemon,
         "places": found.places,
+        "transfers": found.transfers,
         "models": [{**each, "predictors": predictors(each["name"])} for each in found.models],
         "spares": report["spares"],
         "templates": report["templates"],

@@ -67,6 +67,7 @@ def test_a_file_that_is_there_is_not_fetched_again(fetcher: Fetcher, server: Fil
     first = fetched(fetcher, f"{server.url}/m.bin")
     sent = server.sent["/m.bin"]
     assert fetched(fetcher, f"{server.url}/m.bin") == first
+    server.wait_for(sent + 1, "/m.bin")
     assert server.sent["/m.bin"] == sent + 1  # the look asks for one byte
 
 

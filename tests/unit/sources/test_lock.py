@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = {"name": "m", "nbytes": 3, "version": "v", "checksums": {"sha256": "00"}, "found": {"blake3": "11"}}
-ENTRY = {"pinned": "http://h/m", "folder": "/d", "files": [{**FILE, "path": "/d/m"}]}
+ENTRY = {"pinned": "http://h/m", "folder": "/d", "files": [FILE]}
 IMAGE = {
     "pinned": "",
     "image": {
@@ -66,7 +66,7 @@ DAMAGES = {
     "file is text": damaged({"pinned": "x", "files": ["m"]}),
     "file without length": damaged({"pinned": "x", "files": [{**FILE, "nbytes": "3"}]}),
     "digest is no text": damaged({"pinned": "x", "files": [{**FILE, "checksums": {"sha256": 1}}]}),
-    "no path": damaged({**ENTRY, "files": [FILE]}),
+    "folder is a number": damaged({**ENTRY, "folder": 7}),
     "image is text": damaged({"image": "x"}),
     "image without key": damaged({"image": {**IMAGE["image"], "key": "zz"}}),  # type: ignore[dict-item]
     "image with more": damaged({"image": {**IMAGE["image"], "more": 1}}),  # type: ignore[dict-item]

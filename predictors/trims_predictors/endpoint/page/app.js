@@ -3,7 +3,7 @@
 import { AwayError, NoTokenError, get } from "./api.js";
 import { byId, count, setText, show, span } from "./dom.js";
 import { openEvaluations, showKnownModels } from "./evaluations.js";
-import { showModels, showPlaces } from "./models.js";
+import { showModels, showPlaces, showTransfers } from "./models.js";
 import * as routes from "./routes.js";
 import { openTraces } from "./traces.js";
 import { openTrial, showTrialState } from "./trial.js";
@@ -39,6 +39,7 @@ function showState(found) {
   if (away && state !== null) return; // what was there last stays in sight, dimmed
   if (!away) state = found;
   showPlaces(found.places);
+  showTransfers(found.transfers);
   showModels(found, { tryModel: openTrial, refresh, banner: notice, empty: !away });
   showTrialState(found.models);
   showKnownModels(found.models);

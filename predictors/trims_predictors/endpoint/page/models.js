@@ -5,7 +5,10 @@ import { confirm } from "./dialogs.js";
 import { byId, bytes, count, keep, make, setText, show, span } from "./dom.js";
 
 const FILTER_FROM = 9; // models
-const PLACES = { cpu: "shared memory", disk: "on disk", file: "read in place" };
+const PLACES = { cpu: "shared memory", disk: "on disk", file: "read in place", cloud: "in buckets" };
+// Places that nobody orders anything to: what lies there is a user's, or another machine's.
+const NOT_OURS = ["file", "cloud"];
+const TRANSFERS = { look: "Looking at", fetch: "Fetching", image: "Fetching", push: "Pushing to", read: "Reading" };
 const STATES = {
   queued: "waits for room", filling: "is being loaded", sealed: "", draining: "goes when its leases end",
   freeing: "is being freed",
@@ -14,6 +17,28 @@ let shown = null;
 
 export function showPlaces(places) {
   keep(byId("places"), places, (each) => each.place, createPlace);
+}
+
+export function showTransfers(transfers) {
+  keep(byId("transfers"), transfers, (each) => `${each.what} ${each.address}`, createTransfer);
+  show(byId("transfers-section"), transfers.length > 0);
+}
+
+function createTransfer(first) {
+  const used = make("div", { className: "used" });
+  const meter = make("div", { className: "meter", "aria-hidden": "true" }, used);
+  const text = make("span", { className: "figure" });
+  const left = make("span", { className: "quiet" });
+  const name = make("b", { className: "address", textContent: `${TRANSFERS[first.what] ?? first.what} ${first.address}` });
+  const update = (now) => {
+    const part = now.total_bytes ? now.done_bytes / now.total_bytes : 0;
+    setText(text, now.total_bytes ? `${bytes(now.done_bytes)} of ${bytes(now.total_bytes)}` : "");
+    const rate = now.bytes_per_s ? `${bytes(Math.round(now.bytes_per_s))}/s` : "";
+    setText(left, [rate, now.left_s === null ? "" : `${span(now.left_s)} left`].filter(Boolean).join(" · "));
+    used.style.width = `${100 * part}%`;
+    show(meter, now.total_bytes > 0);
+  };
+  return { element: make("li", { className: "place" }, make("div", { className: "place-head" }, name, text), meter, left), update };
 }
 
 function createPlace(place) {
@@ -109,7 +134,7 @@ function createReplica(first, page, modelOf) {
     pin.setAttribute("aria-label", `${now.pinned ? "Unpin" : "Pin"} ${modelOf().name} at ${now.place}`);
     evict.disabled = now.state !== "sealed" || now.pinned;
     evict.title = now.pinned ? "Unpin it first" : "";
-    for (const button of [pin, evict]) show(button, now.place !== "file");
+    for (const button of [pin, evict]) show(button, !NOT_OURS.includes(now.place));
   };
   const buttons = make("span", { className: "buttons" }, pin, evict);
   return { element: make("li", {}, make("b", { textContent: first.place }), size, leases, stay, buttons), update };
@@ -146,7 +171,7 @@ const ORDERS = {
 };
 
 async function order(page, button, model, verb, replica = null) {
-  const places = shown.state.places.map((each) => each.place).filter((place) => place !== "file");
+  const places = shown.state.places.map((each) => each.place).filter((place) => !NOT_OURS.includes(place));
   const wanted = await confirm(ORDERS[verb](model, replica, places));
   if (wanted === null) return;
   button.setAttribute("aria-busy", "true");

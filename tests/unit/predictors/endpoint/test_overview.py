@@ -10,7 +10,8 @@ from typing import Any
 from trims_predictors.endpoint.overview import Overview
 
 from trims.control import Device, Health, Model, Replica, Stats, Status, Tier
-from trims.core.errors import DaemonAwayError
+from trims.control.answers import Transfer
+from trims.core.errors import DaemonAwayError, NotSupportedError
 
 HEALTH = Health("serving", "0", 1, "boot", 1, "/state")
 DEVICE = Device("gpu:0", "uuid", "H100", "vmm", 0, False, 1, 200, None, None, 1, "its keeper is gone")
@@ -47,6 +48,7 @@ class Daemon:
         self.known = list(models)
         self.asked = 0
         self.away = False
+        self.running: list[Transfer] | None = []
 
     async def models(self) -> list[Model]:
         self.asked += 1
@@ -56,6 +58,11 @@ class Daemon:
 
     async def status(self) -> Status:
         return Status(HEALTH, STATS)
+
+    async def transfers(self) -> list[Transfer]:
+        if self.running is None:
+            raise NotSupportedError("a daemon of before")
+        return self.running
 
 
 def trouble(model: Model) -> str:
@@ -139,3 +146,14 @@ def test_a_daemon_that_hangs_is_told_as_away() -> None:
         return found
 
     assert "has not answered within" in asyncio.run(run())["daemon"]["trouble"]
+
+
+def test_transfers_are_shown_and_a_daemon_of_before_has_none() -> None:
+    daemon = Daemon()
+    daemon.running = [Transfer("s3://bucket/m", 5, 10, 5, 2.5, 2.0, "fetch")]
+    assert page(daemon)["transfers"] == [
+        {"address": "s3://bucket/m", "done_bytes": 5, "total_bytes": 10, "fetched_bytes": 5, "bytes_per_s": 2.5,
+         "left_s": 2.0, "what": "fetch"}
+    ]  # fmt: skip
+    daemon.running = None
+    assert page(daemon)["transfers"] == []

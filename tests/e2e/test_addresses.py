@@ -1,0 +1,271 @@
+"""Models that are named by addresses, with real daemons, a hub, a bucket and a server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from file_server import FileServer, file_server
+from s3_server import KEYS, s3_client, s3_server
+from safetensors.numpy import save
+from serving import COMMAND, Serving, serving_in
+from stub_hub import StubHub, stub_hub
+
+import trims
+from trims.control import admin
+from trims.core.errors import AddressRefusedError, DigestMismatchError, ManifestError, SourceUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_DEADLINE_S = 60.0
+
+
+def weights(seed: int, mebibytes: int = 12) -> bytes:
+    """Return a safetensors file of one tensor."""
+    return save({"w": np.random.default_rng(seed).random((mebibytes, 1 << 18)).astype(np.float32)})
+
+
+def sum_of(serving: Serving, name: str, place: str | None = None) -> float:
+    with trims.connect(serving.folder / "run") as session, session.open(name, place=place) as opened:
+        return float(np.asarray(opened["w"]).sum())
+
+
+def truth(data: bytes) -> float:
+    from safetensors.numpy import load
+
+    return float(load(data)["w"].sum())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + _DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def hub() -> Iterator[StubHub]:
+    with stub_hub() as made:
+        yield made
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with file_server() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """Variables for a bucket `models`."""
+    with s3_server() as url:
+        with s3_client(url) as client:
+            client.create_bucket(Bucket="models")
+        yield {**KEYS, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}
+
+
+def of_hub(folder: Path, hub: StubHub, **more: str) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "TRIMS_ALLOW_HOSTS": "127.0.0.1,localhost",
+        "TRIMS_CPU_CAPACITY_BYTES": "256MiB", **more,
+    }  # fmt: skip
+
+
+def test_a_hubs_model_is_pulled_killed_halfway_resumed_and_opened(folder: Path, hub: StubHub) -> None:
+    data = weights(1, 24)
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": data})
+    hub.faults.bytes_per_s = 6e6
+    with serving_in(folder, **of_hub(folder, hub)) as serving:
+        daemon = serving.start()
+        pull = subprocess.Popen([*COMMAND, "pull", "hf://org/model"], env=serving.environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        wait_until(lambda: sum(hub.sent.values()) > len(data) // 2)
+        daemon.kill()
+        daemon.wait()
+        assert pull.communicate()[0] == b""
+        assert pull.returncode == 1
+        hub.faults.bytes_per_s = 0
+        serving.start()
+        done = serving.run("pull", "hf://org/model", "--json")
+        assert done.returncode == 0, done.stderr
+        assert sum_of(serving, "model") == truth(data)
+        assert sum(hub.sent.values()) < 1.4 * len(data)  # what was in the sockets of the killed process comes on top
+        left = [path for path in (folder / "hf").rglob("*") if "partial" in path.name]
+        assert not left
+
+
+def test_a_snapshot_that_is_there_costs_no_request_and_no_byte(folder: Path, hub: StubHub) -> None:
+    data = weights(2)
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": data})
+    with serving_in(folder / "one", **of_hub(folder, hub)) as first:
+        first.start()
+        assert first.run("add", "hf://org/model").returncode == 0
+    asked, on_disk = len(hub.requests), _bytes_below(folder / "hf")
+    with serving_in(folder / "two", **of_hub(folder, hub, HF_HUB_OFFLINE="1")) as second:
+        second.start()
+        added = second.run("add", "hf://org/model")
+        assert added.returncode == 0, added.stderr
+        assert sum_of(second, "model") == truth(data)
+        assert len(hub.requests) == asked
+        assert _bytes_below(folder / "hf") == on_disk
+        assert _bytes_below(folder / "two" / "state") < len(data) // 4
+        missing = second.run("add", "hf://org/other")
+        assert missing.returncode == 1
+        assert "HF_HUB_OFFLINE" in missing.stderr
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_a_model_that_was_pushed_is_pulled_by_another_daemon_without_a_conversion(
+    folder: Path, bucket: dict[str, str], checkpoint: Callable[..., Path]
+) -> None:
+    del checkpoint
+    data, variables = weights(3), {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "256MiB"}
+    (folder / "m.safetensors").write_bytes(data)
+    manifest = {"name": "m", "version": "7", "description": "ours", "artifact": {"path": str(folder / "m.safetensors")}}
+    with serving_in(folder / "one", **variables) as first, serving_in(folder / "two", **variables) as second:
+        first.start()
+        second.start()
+        with admin(first.folder / "run") as daemon:
+            key = daemon.add(manifest).key
+            assert "s3://models/team/m" in daemon.push("m", "s3://models/team/m").note
+            assert "was there already" in daemon.push("m", "s3://models/team/m").note
+            assert {each.place for each in daemon.show("m").replicas} >= {"disk", "cloud"}
+        pulled = second.run("pull", "s3://models/team/m")
+        assert pulled.returncode == 0, pulled.stderr
+        assert "success" in pulled.stdout
+        assert sum_of(second, "m", "cpu") == sum_of(first, "m", "cpu") == truth(data)
+        with admin(second.folder / "run") as daemon:
+            shown = daemon.show("m")
+            assert (shown.key, shown.version, shown.description) == (key, "7", "ours")
+            cpu = next(each for each in shown.replicas if each.place == "cpu")
+            assert any("source cloud" in line for line in cpu.story)
+            wait_until(lambda: {"cpu", "disk", "cloud"} == {each.place for each in daemon.show("m").replicas})
+            wait_until(lambda: all(each.state == "sealed" for each in daemon.show("m").replicas))
+            daemon.evict("m", None, drain=True)  # everywhere on this machine
+            wait_until(lambda: len(daemon.show("m").replicas) == 1)
+            assert [each.place for each in daemon.show("m").replicas] == ["cloud"]
+        assert sum_of(second, "m") == truth(data)
+
+
+def test_a_restarted_daemon_knows_its_images_in_the_cloud(folder: Path, bucket: dict[str, str]) -> None:
+    data, variables = weights(4), {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "256MiB"}
+    (folder / "m.safetensors").write_bytes(data)
+    with serving_in(folder, **variables) as serving:
+        process = serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add(folder / "m.safetensors")
+            daemon.push("m", "s3://models/restarted")
+        process.kill()
+        process.wait()
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            assert "cloud" in {each.place for each in daemon.show("m").replicas}
+            daemon.remove("m")
+            wait_until(lambda: not daemon.residents().replicas)
+
+
+def test_an_open_fetches_what_its_manifest_names_and_then_needs_no_network(folder: Path, server: FileServer) -> None:
+    data = weights(5)
+    server.serve("/m.safetensors", data)
+    with serving_in(folder) as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add({"name": "m", "artifact": {"uri": f"{server.url}/m.safetensors"}}, lazy=True)
+        assert sum_of(serving, "m") == truth(data)
+        asked = len(server.requests)
+        server.files.clear()
+        serving.running[0].kill()
+        serving.running[0].wait()
+        serving.start()
+        assert sum_of(serving, "m") == truth(data)
+        assert len(server.requests) == asked
+
+
+def test_what_changed_since_it_was_first_seen_is_refused_and_accepted_on_request(
+    folder: Path, server: FileServer
+) -> None:
+    old, new = weights(6), weights(7)
+    server.serve("/m.safetensors", old)
+    with serving_in(folder) as serving:
+        serving.start()
+        assert serving.run("pull", f"{server.url}/m.safetensors").returncode == 0
+        with admin(serving.folder / "run") as daemon:
+            server.serve("/m.safetensors", new, etag='"v2"')
+            for path in (folder / "state" / "downloads").rglob("*.safetensors"):
+                path.unlink()
+            daemon.evict("m", None)
+            with pytest.raises(DigestMismatchError, match="--update"):
+                daemon.pull("m")
+            daemon.pull("m", update=True)
+        assert sum_of(serving, "m") == truth(new)
+
+
+def test_a_manifest_from_elsewhere_names_what_lies_beside_it_and_nothing_else(folder: Path, server: FileServer) -> None:
+    data = weights(8)
+    server.serve("/models/m.safetensors", data)
+    server.serve("/models/m.yaml", b"name: m\nversion: 1.2.3\nartifact: {path: m.safetensors}\n")
+    server.serve("/models/passwd.yaml", b"name: p\nartifact: {uri: file:///etc/passwd}\n")
+    server.serve("/models/outside.yaml", b"name: p\nartifact: {path: ../../secret}\n")
+    server.serve("/models/code.yaml", b"name: p\nartifact: {builder: {call: 'os:system'}}\n")
+    server.serve("/models/metadata.yaml", b"name: p\nartifact: {uri: 'http://169.254.169.254/latest'}\n")
+    with serving_in(folder) as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            assert daemon.add(f"{server.url}/models/m.yaml").version == "1.2.3"
+            for name in ("passwd", "outside", "code", "metadata"):
+                with pytest.raises((AddressRefusedError, ManifestError)):
+                    daemon.add(f"{server.url}/models/{name}.yaml")
+            assert [model.name for model in daemon.models()] == ["m"]
+        assert sum_of(serving, "m") == truth(data)
+
+
+def test_a_source_that_is_away_fails_the_first_open_only(folder: Path, server: FileServer) -> None:
+    with serving_in(folder) as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add({"name": "m", "artifact": {"uri": "http://127.0.0.1:9/m.safetensors"}}, lazy=True)
+            with pytest.raises(SourceUnavailableError):
+                daemon.pull("m")
+            data = weights(9)
+            server.serve("/m.safetensors", data)
+            daemon.add(f"{server.url}/m.safetensors", name="other")
+        assert sum_of(serving, "other") == truth(data)
+
+
+def test_what_is_fetched_is_shown_while_it_comes(folder: Path, server: FileServer) -> None:
+    server.serve("/m.safetensors", weights(10), bytes_per_s=2e6)
+    with serving_in(folder) as serving:
+        serving.start()
+        pull = subprocess.Popen([*COMMAND, "pull", f"{server.url}/m.safetensors"], env=serving.environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        with admin(serving.folder / "run") as daemon:
+            wait_until(lambda: any(each.done_bytes for each in daemon.transfers()))
+            (found,) = [each for each in daemon.transfers() if each.what == "fetch"]
+            assert 0 < found.done_bytes <= found.total_bytes
+        assert "fetching" in serving.run("ps").stdout
+        server.files["/m.safetensors"].bytes_per_s = None
+        out, err = pull.communicate(timeout=_DEADLINE_S)
+        assert pull.returncode == 0, err
+        assert out.decode().splitlines()[-1] == "success"
+        assert err == b""  # quiet when it is no terminal
+
+
+def test_a_model_that_is_removed_takes_its_download_with_it(folder: Path, server: FileServer) -> None:
+    server.serve("/m.safetensors", weights(11))
+    with serving_in(folder) as serving:
+        serving.start()
+        assert serving.run("pull", f"{server.url}/m.safetensors").returncode == 0
+        assert list((folder / "state" / "downloads").rglob("*.safetensors"))
+        assert serving.run("rm", "m").returncode == 0
+        assert not list((folder / "state" / "downloads").rglob("*.safetensors"))
+        lock = json.loads((folder / "state" / "trims.lock").read_text())
+        assert list(lock["addresses"]) == [f"{server.url}/m.safetensors"]  # what was seen there is not forgotten
