@@ -277,6 +277,8 @@ class Opens:
         terms = self._terms.get(resolved.name)
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
+        elif resolved.cloud is not None and self._know is not None and not self._shell.is_on_host(resolved.key):
+            self._know(resolved.cloud)  # again, if it was found broken: what lies there may be right by now
         reads = ask.waiter.wants_lease or (ask.hint and not self._shell.is_resident(resolved.key, DISK))
         place, anywhere = stated or CPU, stated is None and reads
         read = (resolved.hashed and resolved.certain) or resolved.in_place in self._too_large

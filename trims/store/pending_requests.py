@@ -84,6 +84,7 @@ class PendingRequest:
         answer: Called exactly once, from any thread, without a lock held.
         resolved: Set once the name has been looked into.
         retried: True after one attempt met a broken replica.
+        met: Error of that attempt.
         only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
         verified: It must not be answered before the artifact was read.
         hint: No request waits for it: what an open could do without is not begun for it.
@@ -96,6 +97,7 @@ class PendingRequest:
     answer: Callable[[Outcome], None]
     resolved: Resolved | None = None
     retried: bool = False
+    met: TrimsError | None = None
     only_look: bool = False
     verified: bool = False
     hint: bool = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     ArtifactChangedError,
+    ArtifactNotFoundError,
     DigestMismatchError,
     ImageError,
     InternalError,
@@ -398,15 +399,17 @@ class Shell:
         again = (ImageError, DigestMismatchError, ArtifactChangedError)
         if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
             # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
-            ask.retried = True
+            ask.retried, ask.met = True, it.error
             return lambda: self._again(ask, it.error)
         if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
             return lambda: self._again(ask, it.error)
         if isinstance(it.error, (InUseError, TooLargeError)) and ask.may_be_converted:
             ask.verified = True  # its own files cannot serve it now; an image of them may
             return lambda: self._again(ask, it.error)
-        self._counters[f"refused.{it.error.code}"] += 1
-        error = ask.in_words(it.error)
+        # An image that has no artifact cannot be made again: the reason is what was wrong with it in the cloud.
+        why = ask.met if isinstance(it.error, ArtifactNotFoundError) and ask.met is not None else it.error
+        self._counters[f"refused.{why.code}"] += 1
+        error = ask.in_words(why)
         return lambda: ask.answer(error)
 
     def _bind_measure(self, it: Measure) -> Callable[[], None]:
