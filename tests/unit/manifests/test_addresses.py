@@ -1,0 +1,104 @@
+"""Addresses: which texts are some, which are refused, and what they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trims.core.errors import CallerError
+from trims.manifests.addresses import check_address, host_of, is_address, local_artifact, name_for, scheme_of
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "address"),
+    [
+        ("s3://b/k", "s3", True),
+        ("hf://org/name", "hf", True),
+        ("https://h/m", "https", True),
+        ("file:/m", "file", True),
+        ("own+x://a", "own+x", True),
+        ("own:a", "own", False),
+        ("C:\\models", "", False),
+        ("c:/models", "", False),
+        ("/models/m.bin", "", False),
+        ("m.bin", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_text_is_an_address_by_its_scheme(text: str, scheme: str, address: bool) -> None:
+    assert (scheme_of(text), is_address(text)) == (scheme, address)
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/k", "hf://org/name@rev/x", "https://h:8443/m?x=1", "az://c@account/k", "own://a"]
+)
+def test_an_address_that_is_fetched_is_taken_as_it_is(text: str) -> None:
+    assert check_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "m.bin", "file:///m", "pkg://a/b", "build://a:b", "s3:///k", "https://", "http://h/a b", "http://h/\n",
+        "http://h/" + "x" * 2048, "http://[::1/m", "http://h:port/m", "http://h:99999/m", "http://me@h/m",
+        "https://me:word@h/m", "s3://key:word@b/k",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_without_its_secrets(text: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        check_address(text)
+    assert raised.value.code == "bad_request"
+    assert "word" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("file:///models/a%20b.bin", {"path": "/models/a b.bin"}),
+        ("file://localhost/m", {"path": "/m"}),
+        ("pkg://my.models/data/m.bin", {"package": {"name": "my.models", "path": "data/m.bin"}}),
+        ("build://my.mod:make", {"builder": {"call": "my.mod:make", "args": {}}}),
+        ("build://m:f?n=3&w=[1]&s=x&e=", {"builder": {"call": "m:f", "args": {"n": 3, "w": [1], "s": "x", "e": ""}}}),
+        ("s3://b/k", None),
+        ("/m.bin", None),
+    ],
+)
+def test_an_address_of_this_machine_stands_for_fields_of_a_manifest(text: str, fields: Any) -> None:
+    assert local_artifact(text) == fields
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file:m.bin", "file://host/m", "file:///m?x", "file:///a%00b", "file://[x/m", "pkg://my-models/m", "pkg://my",
+        "pkg://my/../../etc/passwd", "pkg://my/%2e%2e/x", "pkg://my/a%00", "build://m", "build://m:f.g", "build://:f",
+    ],
+)  # fmt: skip
+def test_a_malformed_address_of_this_machine_is_the_callers_error(text: str) -> None:
+    with pytest.raises(CallerError):
+        local_artifact(text)
+
+
+def test_only_servers_are_named_as_hosts() -> None:
+    assert host_of("https://Models.LAN:8443/m") == "models.lan"
+    assert host_of("s3://bucket/m") == host_of("hf://org/m") == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("hf://org/Qwen2-0.5B@main", "qwen2-0.5b"),
+        ("https://h/a/model.safetensors.index.json", "model"),
+        ("s3://b/bert-base/", "bert-base"),
+        ("https://h/a%20b.pt", "a-b"),
+    ],
+)
+def test_a_name_is_made_from_the_last_part(address: str, name: str) -> None:
+    assert name_for(address) == name
+
+
+@pytest.mark.parametrize("address", ["https://h/", "s3://b", "https://h/...bin"])
+def test_an_address_without_a_name_asks_for_one(address: str) -> None:
+    with pytest.raises(CallerError, match="--name"):
+        name_for(address)
