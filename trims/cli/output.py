@@ -157,7 +157,7 @@ def say_devices(devices: Iterable[Device]) -> None:
 def say_transfers(transfers: Iterable[Transfer]) -> None:
     """Print what is being fetched and pushed, a line each."""
     for each in transfers:
-        say(f"{_TRANSFERS[each.what]} {each.address}: {_how_far(each)}")
+        say(f"{_TRANSFERS.get(each.what, each.what)} {each.address}: {_how_far(each)}")
 
 
 def _how_far(transfer: Transfer) -> str:
@@ -170,7 +170,8 @@ def _how_far(transfer: Transfer) -> str:
     return f"{share}, {format_bytes(round(transfer.bytes_per_s))}/s{left}"
 
 
-_TRANSFERS = {"look": "looking at", "fetch": "fetching", "image": "fetching", "push": "pushing to"}
+_TRANSFERS = {"look": "looking at", "fetch": "fetching", "image": "fetching", "read": "reading",
+              "push": "pushing to"}  # fmt: skip
 #: Processes that are named in one row of `trims ps`; the others are counted.
 _HOLDERS = 2
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")
