@@ -41,10 +41,18 @@ DEVICE_MOMENTS: dict[str, tuple[str, str, bool]] = {
     "when copied down, not sealed": ("trims.tiers.gpu:GpuTier", "copy_out", True),
 }
 
+#: Moments of death of a daemon that fetches; at the others a test kills it by what a server has sent.
+TRANSFER_MOMENTS: dict[str, tuple[str, str, bool]] = {
+    "before it asks for a transfer": ("trims.sources.fetcher:Fetcher", "do", False),
+    "when the files are named, not recorded": ("trims.sources.lock:LockFile", "put", False),
+    "when the lock file is written, not named": ("trims.sources.lock:os", "fsync", True),
+    "when the files are recorded": ("trims.sources.lock:LockFile", "put", True),
+}
+
 
 def die_at(moment: str) -> None:
     """Replace one function by one that ends this process the hard way."""
-    where, name, after = {**MOMENTS, **DEVICE_MOMENTS}[moment]
+    where, name, after = {**MOMENTS, **DEVICE_MOMENTS, **TRANSFER_MOMENTS}[moment]
     module, _, attribute = where.partition(":")
     owner = getattr(importlib.import_module(module), attribute)
     real = getattr(owner, name)

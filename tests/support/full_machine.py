@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from file_server import FileServer, file_server
 from looking import WAIT_S, charged, extent_at, leases, nothing_is_left, states, wait_until
 from safetensors.numpy import save_file
 from trims_client import connect
@@ -258,6 +259,65 @@ def a_daemon_that_was_killed_starts_on_a_full_disk(folder: Path) -> None:
         np.testing.assert_array_equal(weights["weight"], few)
 
 
+def left_below(folder: Path) -> list[str]:
+    """Return the files of downloads that take room, but for locks."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+
+
+def fetched(daemon: Daemon, server: FileServer, session: Session, name: str, path: Path, expected: np.ndarray) -> None:
+    """Register a file of a server under a name, and read it."""
+    server.serve(f"/{name}.safetensors", path.read_bytes(), etag=f'"{name}"')
+    if name not in daemon.registry.names():
+        daemon.registry.put({"name": name, "artifact": {"uri": f"{server.url}/{name}.safetensors"}}, "")
+    with session.open(name) as weights:
+        np.testing.assert_array_equal(weights["weight"], expected)
+
+
+def a_download_does_not_fit(folder: Path) -> None:
+    downloads = folder / "state" / "downloads"
+    downloads.parent.mkdir()
+    mount(downloads)
+    (small, few), (big, many) = (model(folder, name, size) for name, size in (("a", SMALL), ("bb", BIG)))
+    with file_server() as server, served(folder) as (daemon, session):
+        refused(lambda: fetched(daemon, server, session, "big", big, many), "do not fit", "make room")
+        assert left_below(downloads) == []
+        assert server.sent["/big.safetensors"] == 1, "it was fetched all the same"
+        fetched(daemon, server, session, "small", small, few)
+        mount(downloads, "16m", again=True)
+        fetched(daemon, server, session, "big", big, many)
+
+
+def other_downloads_make_room_for_one(folder: Path) -> None:
+    downloads = folder / "state" / "downloads"
+    downloads.parent.mkdir()
+    mount(downloads)
+    models = [model(folder, "m" * number, HALF) for number in range(1, 5)]
+    with file_server() as server, served(folder) as (daemon, session):
+        for number, (path, expected) in enumerate(models):
+            fetched(daemon, server, session, f"model-{number}", path, expected)
+        assert len(left_below(downloads)) <= 2
+        fetched(daemon, server, session, "model-0", *models[0])
+
+
+def the_disk_is_filled_by_another_program_in_the_middle_of_a_download(folder: Path) -> None:
+    downloads = folder / "state" / "downloads"
+    downloads.parent.mkdir()
+    mount(downloads, "8m")
+    path, expected = model(folder, "bb", BIG)
+    with file_server() as server, served(folder) as (daemon, session):
+        slow = server.serve("/bb.safetensors", path.read_bytes(), stall_after=1 << 20)
+        daemon.registry.put({"name": "bb", "artifact": {"uri": f"{server.url}/bb.safetensors"}}, "")
+        pending = daemon.store.load("bb", CPU)
+        server.wait_for(1 << 20, "/bb.safetensors")
+        filler = fill_up(downloads)
+        slow.stall_after = None
+        slow.resume.set()
+        pending.result(WAIT_S)
+        with session.open("bb") as weights:
+            np.testing.assert_array_equal(weights["weight"], expected)
+        filler.unlink()
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -270,6 +330,9 @@ SCENARIOS = {
         the_disk_is_full_to_the_last_byte,
         a_daemon_starts_on_a_full_disk,
         a_daemon_that_was_killed_starts_on_a_full_disk,
+        a_download_does_not_fit,
+        other_downloads_make_room_for_one,
+        the_disk_is_filled_by_another_program_in_the_middle_of_a_download,
     )
 }
 

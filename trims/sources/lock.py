@@ -41,6 +41,9 @@ class LockFile:
             self._entries: dict[str, Any] = read(path) if path.exists() else {}
         except (ManifestError, OSError) as error:
             raise ConfigError(f"{error}; it says what addresses held: mend it, or move it away") from error
+        for unfinished in path.parent.glob(f".{path.name}.*"):  # of a daemon that was killed while it wrote
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
     def get(self, address: str) -> Mapping[str, Any] | None:
         """Return what was found at an address; None if it was never fetched."""
