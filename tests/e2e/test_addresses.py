@@ -315,7 +315,7 @@ def test_an_image_in_the_cloud_comes_to_a_device_through_the_host(
         assert "source cloud" in stories["cpu"]
 
 
-def test_an_image_whose_bytes_are_wrong_is_served_to_nobody(folder: Path, server: FileServer) -> None:
+def test_an_image_with_wrong_bytes_is_refused(folder: Path, server: FileServer) -> None:
     address = publish(server, folder, weights(13, 2))
     served = server.files["/bucket/m/image.safetensors"]
     served.data = served.data[:-1] + bytes([served.data[-1] ^ 1])

@@ -321,7 +321,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed: folders of downloads, and their bytes."""
+    """Result of a prune: folders of downloads, and their bytes."""
 
     removed: tuple[str, ...]
     nbytes: int

@@ -1,4 +1,4 @@
-"""What a daemon fetches with: its process for transfers, its lock file, and the cloud tier over both."""
+"""Means of a daemon to fetch: its process for transfers, its lock file, and the cloud tier over both."""
 
 from __future__ import annotations
 

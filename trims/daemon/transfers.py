@@ -50,7 +50,7 @@ class Pulling:
 
     Attributes:
         pending: Its end: what an order to load ends in.
-        stop: Set when nobody waits for it any more.
+        stop: Set when no client waits for it any more.
     """
 
     pending: Pending

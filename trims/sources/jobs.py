@@ -55,7 +55,7 @@ _STATED = (
 
 @dataclass
 class Surroundings:
-    """What all jobs of a process share.
+    """Surroundings that all jobs of a process share.
 
     Attributes:
         limits: Bandwidth and connections.

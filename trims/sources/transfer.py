@@ -54,7 +54,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Work:
-    """What one transfer shares between its connections.
+    """State that one transfer shares between its connections.
 
     Attributes:
         stop: Set when it is to end; `why` says the reason.
@@ -215,5 +215,5 @@ def _runs(pieces: list[int]) -> list[range]:
 
 
 def stated_digests(file: RemoteFile, expected: Mapping[str, str]) -> set[str]:
-    """Return the digests of a file that need its bytes in order and that somebody states."""
+    """Return the digests of a file that need its bytes in order and that are stated."""
     return {name for name in (*file.checksums, *expected) if name not in checksums.COMBINED}
