@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, DeadlineError, DigestMismatchError, ImageError, LostPeerError
@@ -73,9 +74,12 @@ class Sources:
         def tell(moved: Moved) -> None:
             on_progress(moved.done_bytes)
 
+        journal = os.memfd_create("trims-journal", os.MFD_CLOEXEC)
         try:
-            self.fetcher.do("image", order, fds=[draft.fd], wanted=lambda: not stopped(), on_moved=tell)
+            self.fetcher.do("image", order, fds=[draft.fd, journal], wanted=lambda: not stopped(), on_moved=tell)
         except DeadlineError as error:
             raise LostPeerError(f"{image.address}: the daemon is shutting down") from error
         except (ArtifactError, DigestMismatchError) as error:
             raise ImageError(f"the image at {image.address} is not as it was described: {error}") from error
+        finally:
+            os.close(journal)

@@ -7,6 +7,7 @@ no others. Not covered: messages with the daemon (`child`).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -277,9 +278,12 @@ def _image(job: Job) -> dict[str, Any]:
         raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
     also = checksums.COMBINED & set(file.checksums)
     pages = LargePages(fd, file.nbytes) if order.get("large_pages") else None
-    data = partial.Partial(fd, file.nbytes, also=also, holes=True, pages=pages)
+    journal = job.fds[1] if len(job.fds) > 1 else None
+    data = partial.Partial(fd, file.nbytes, journal, also, holes=True, pages=pages)
     job.work.moved.total_bytes = file.nbytes
     try:
+        if journal is not None:  # of a process that was killed in the middle of this job
+            _moved(job.work, data.resume(os.pread(journal, os.fstat(journal).st_size, 0)))
         found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
     finally:
         data.close()
