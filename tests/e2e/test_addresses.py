@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +18,21 @@ from stub_hub import StubHub, stub_hub
 
 import trims
 from trims.control import admin
-from trims.core.errors import AddressRefusedError, DigestMismatchError, ManifestError, SourceUnavailableError
+from trims.core.errors import (
+    AddressRefusedError,
+    ArtifactNotFoundError,
+    DigestMismatchError,
+    ManifestError,
+    NotSupportedError,
+    SourceUnavailableError,
+)
+from trims.sources import checksums
+from trims.sources.descriptor import ImageDescription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from trims.daemon.main import Daemon
 
 _DEADLINE_S = 60.0
 
@@ -269,3 +280,84 @@ def test_a_model_that_is_removed_takes_its_download_with_it(folder: Path, server
         assert not list((folder / "state" / "downloads").rglob("*.safetensors"))
         lock = json.loads((folder / "state" / "trims.lock").read_text())
         assert list(lock["addresses"]) == [f"{server.url}/m.safetensors"]  # what was seen there is not forgotten
+
+
+def publish(server: FileServer, folder: Path, data: bytes) -> str:
+    """Serve the image of a checkpoint as one that was pushed; return its address."""
+    (folder / "source.safetensors").write_bytes(data)
+    with serving_in(folder / "publisher", TRIMS_CPU_CAPACITY_BYTES="256MiB") as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            shown = daemon.add(folder / "source.safetensors")
+            image = next(each for each in shown.replicas if each.place == "disk")
+            written = Path(image.location).read_bytes()
+    crc = checksums.combined("crc64nvme", [(checksums.of_piece("crc64nvme", memoryview(written)), len(written))])
+    described = ImageDescription(
+        "m", image.key, image.digest, len(written), {"crc64nvme": crc}, "image.safetensors", "safetensors", {}
+    )
+    server.serve("/bucket/m/image.safetensors", written)
+    server.serve("/bucket/m/trims.json", described.written())
+    return f"{server.url}/bucket/m"
+
+
+def test_an_image_in_the_cloud_comes_to_a_device_through_the_host(
+    folder: Path, server: FileServer, serve_gpu: Callable[..., Daemon]
+) -> None:
+    data = weights(12, 2)
+    address = publish(server, folder, data)
+    running = serve_gpu()
+    with admin(running.config.runtime_dir) as daemon:
+        daemon.add({"name": "m", "artifact": {"uri": address}}, lazy=True)
+        replica = daemon.load("m", "gpu:0")
+        assert replica.place == "gpu:0"
+        stories = {each.place: "\n".join(each.story) for each in daemon.show("m").replicas}
+        assert "source cpu" in stories["gpu:0"]
+        assert "source cloud" in stories["cpu"]
+
+
+def test_an_image_with_wrong_bytes_is_refused(folder: Path, server: FileServer) -> None:
+    address = publish(server, folder, weights(13, 2))
+    served = server.files["/bucket/m/image.safetensors"]
+    served.data = served.data[:-1] + bytes([served.data[-1] ^ 1])
+    with serving_in(folder, TRIMS_CPU_CAPACITY_BYTES="256MiB") as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add({"name": "m", "artifact": {"uri": address}}, lazy=True)
+            with pytest.raises(ArtifactNotFoundError, match="push it again"):
+                daemon.load("m", "cpu")
+            assert not [each for each in daemon.show("m").replicas if each.place != "cloud"]
+
+
+def test_a_cloud_that_is_away_fails_a_load_and_serves_what_is_here(folder: Path, server: FileServer) -> None:
+    data = weights(14, 2)
+    address = publish(server, folder, data)
+    with serving_in(folder, TRIMS_FETCH_PATIENCE_S="0.5", TRIMS_CPU_CAPACITY_BYTES="256MiB") as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add({"name": "m", "artifact": {"uri": address}}, lazy=True)
+            daemon.pull("m")
+            server.files["/bucket/m/image.safetensors"].statuses = [503] * 1000
+            assert sum_of(serving, "m") == truth(data)
+            wait_until(lambda: {"cpu", "disk"} <= {each.place for each in daemon.show("m").replicas})
+            wait_until(lambda: all(each.state == "sealed" for each in daemon.show("m").replicas))
+            daemon.evict("m", None, drain=True)
+            wait_until(lambda: len(daemon.show("m").replicas) == 1)
+            with pytest.raises(SourceUnavailableError, match="503"):
+                daemon.load("m", "cpu")
+            server.files["/bucket/m/image.safetensors"].statuses = []
+        assert sum_of(serving, "m") == truth(data)
+
+
+def test_nothing_in_the_cloud_is_read_there_or_removed(folder: Path, server: FileServer) -> None:
+    address = publish(server, folder, weights(15, 2))
+    with serving_in(folder, TRIMS_CPU_CAPACITY_BYTES="256MiB") as serving:
+        serving.start()
+        with admin(serving.folder / "run") as daemon:
+            daemon.add({"name": "m", "artifact": {"uri": address}}, lazy=True)
+            daemon.pull("m")
+            with pytest.raises(NotSupportedError), trims.connect(serving.folder / "run") as session:
+                session.open("m", place="cloud")
+            with pytest.raises(NotSupportedError):
+                daemon.evict("m", "cloud")
+            assert "cloud" in {each.place for each in daemon.show("m").replicas}
+            assert daemon.check(verify=True).findings == ()

@@ -21,7 +21,7 @@ from trims_client import connect
 from trims_client.weights import Weights
 
 from trims.control import admin
-from trims.core.errors import DaemonAwayError, ManifestError, ModelNotFoundError
+from trims.core.errors import ArtifactNotFoundError, DaemonAwayError, ManifestError, ModelNotFoundError
 from trims.core.place import CPU, DISK
 
 if TYPE_CHECKING:
@@ -252,6 +252,18 @@ def test_a_registry_plugin_passes_its_contract_and_serves_a_daemon(folder: Path,
             assert weights["weight"].shape == (4, 8)
         command(environment, folder, "rm", "linear")
         assert [path.name for path in manifests.iterdir()] == ["broken.yaml"]
+        daemon.shutdown(purge=True)
+
+
+def test_a_source_plugin_passes_its_contract_and_is_fetched_from(folder: Path, linear: Path) -> None:
+    environment = install(EXAMPLES / "source_plugin", folder)
+    with serving(environment, folder) as daemon:
+        assert "success" in command(environment, folder, "pull", f"share://{linear}")
+        linear.unlink()
+        with connect(folder / "run") as session, session.open("linear") as weights:
+            assert weights["bias"].tolist() == [1, 1, 1, 1]
+        with pytest.raises(ArtifactNotFoundError):
+            daemon.add(f"share://{folder}/nothing.safetensors")
         daemon.shutdown(purge=True)
 
 

@@ -18,7 +18,7 @@ GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.resee
 SPANS = (ROOT / f"predictors/trims_predictors/endpoint/{name}.py" for name in ("otlp", "tracing"))
 ATTRIBUTES = {name for file in SPANS for name in re.findall(r'"(trims(?:\.\w+)+)":', file.read_text())}
 #: Written in its own environment only.
-ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.lock"}
+ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.lock", "trims.json"}
 
 
 def named() -> dict[str, str]:

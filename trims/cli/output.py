@@ -196,7 +196,15 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
     if quiet or not notes().is_terminal:
         yield _show_nothing
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),
@@ -204,13 +212,23 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=notes(), transient=True) as progress:
         task = progress.add_task(name, total=None)
 
+        resumed = [0]
+
         def show(now: Loading) -> None:
             total = now.total_bytes or None
-            progress.update(task, description=f"{name}: {now.phase}", completed=now.done_bytes, total=total)
+            here = now.done_bytes - now.fetched_bytes
+            if now.phase == "fetching" and here > 0 and not resumed[0]:
+                resumed[0] = here
+                progress.print(f"{name}: {format_bytes(here)} are here already")
+            whole = now.phase == "fetching" and now.done_bytes == now.total_bytes > 0
+            phase = "verifying" if whole else now.phase
+            progress.update(task, description=f"{name}: {phase}", completed=now.done_bytes, total=total)
 
         yield show
 

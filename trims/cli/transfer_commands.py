@@ -31,6 +31,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     completed(push.add_argument("model", help="a registered model"), MODELS)
     push.add_argument("address", help="s3://bucket/prefix, gs:// or az://")
     push.add_argument("--json", action="store_true", help="print JSON")
+    text = "print what was found at the addresses of models, for a trims.lock beside their manifests"
+    lock = commands.add_parser("lock", help=text, description=text)
+    lock.set_defaults(run=_lock)
+    completed(lock.add_argument("model", nargs="*", help="registered models (default: all with an address)"), MODELS)
     text = "remove downloads that no registered model has"
     prune = commands.add_parser("prune", help=text, description=f"{text}; a hub's cache is left alone")
     prune.set_defaults(run=_prune)
@@ -73,6 +77,19 @@ def _push(options: argparse.Namespace) -> None:
         done = daemon.push(options.model, options.address, on_progress=shown)
     say_done(options, f"{options.model}: {done.note}\nsuccess", model=options.model, address=options.address,
              note=done.note)  # fmt: skip
+
+
+def _lock(options: argparse.Namespace) -> None:
+    import json
+
+    with admin(options.runtime_dir) as daemon:
+        names = options.model or [model.name for model in daemon.models() if not model.problem]
+        shown = [daemon.show(name) for name in names]
+    entries = {model.manifest["artifact"]["uri"]: json.loads(model.lock_json) for model in shown if model.lock_json}
+    without = [model.name for model in shown if not model.lock_json]
+    if options.model and without:
+        raise CallerError(f"{without[0]} was not fetched from an address, so there is nothing to state of it")
+    say_json({"trims_lock": 1, "addresses": entries})
 
 
 def _prune(options: argparse.Namespace) -> None:

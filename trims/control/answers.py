@@ -106,6 +106,7 @@ class Model:
         inputs: As its graph states them, else as its first run had them; empty until they are known, and in lists.
         outputs: As `inputs`, for its outputs.
         tensors_seen: Inputs and outputs are those of a run: others may be right as well.
+        lock_json: What `trims.lock` says of its address, as it holds on any machine; empty without, and in lists.
         files: Those of its artifact that are known, the main one first; empty until it was looked into, and in lists.
     """
 
@@ -126,6 +127,7 @@ class Model:
     outputs: tuple[TensorInfo, ...] = ()
     tensors_seen: bool = False
     files: tuple[str, ...] = ()
+    lock_json: str = ""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -321,7 +323,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed: folders of downloads, and their bytes."""
+    """Result of a prune: folders of downloads, and their bytes."""
 
     removed: tuple[str, ...]
     nbytes: int

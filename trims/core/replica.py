@@ -57,7 +57,7 @@ class Share(Enum):
 #: (from, to) -> what brings it about.
 TRANSITIONS: dict[tuple[State, State], str] = {
     (State.ABSENT, State.QUEUED): "first waiter",
-    (State.ABSENT, State.SEALED): "adopted after a restart",
+    (State.ABSENT, State.SEALED): "adopted after a restart, or found at an address",
     (State.ABSENT, State.FILLING): "found after a restart, being verified",
     (State.QUEUED, State.FILLING): "room found",
     (State.QUEUED, State.ABSENT): "last waiter gone or refused",

@@ -211,6 +211,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
         """Return one model, with the histories of its replicas."""
         described = self._model(self._registry.get(request.name), story=True)
+        described.lock_json = self._transfers.locked(request.name)
         described.format = described.format or self._store.find_format(request.name)
         return described
 

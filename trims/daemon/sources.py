@@ -1,4 +1,4 @@
-"""Parts that a daemon fetches with: its process for transfers, its lock file, and the cloud tier over both."""
+"""Means of a daemon to fetch: its process for transfers, its lock file, and the cloud tier over both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Sources:
         def tell(moved: Moved) -> None:
             on_progress(moved.done_bytes)
 
-        journal = os.memfd_create("trims-journal", os.MFD_CLOEXEC)  # outlives the process that fetches
+        journal = os.memfd_create("trims-journal", os.MFD_CLOEXEC)
         try:
             self.fetcher.do("image", order, fds=[draft.fd, journal], wanted=lambda: not stopped(), on_moved=tell)
         except DeadlineError as error:

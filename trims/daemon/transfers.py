@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from trims.manifests.addresses import check_address, scheme_of
 from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields
 from trims.registry.base import parse_yaml
 from trims.sources.descriptor import ImageDescription, image_address
+from trims.sources.lock import portable
 from trims.store.pending_requests import Granted, Pending
 from trims.tiers.cloud import CloudImage
 
@@ -48,7 +50,7 @@ class Pulling:
 
     Attributes:
         pending: Its end: what an order to load ends in.
-        stop: Set when no request waits for it any more.
+        stop: Set when no client waits for it any more.
     """
 
     pending: Pending
@@ -148,6 +150,12 @@ class Transfers:
         uri = self._registry.get(name).artifact.uri
         found = None if uri is None else self._sources.remote.here(uri)
         return "" if found is None else _words(found)
+
+    def locked(self, name: str) -> str:
+        """Return what the lock file says of the address of a model, as JSON that holds on any machine; else nothing."""
+        uri = self._registry.get(name).artifact.uri
+        entry = None if uri is None else self._sources.remote.seen(uri)
+        return "" if entry is None else json.dumps(portable(entry), sort_keys=True)
 
     def running(self) -> list[Running]:
         """Return the transfers that run."""

@@ -52,7 +52,7 @@ def check_address(text: str) -> str:
             parts.port  # noqa: B018 - a number that is none is found here
     except ValueError as error:
         raise CallerError(f"{text!r:.200} is no address: {error}") from error
-    if not parts.netloc:
+    if not parts.netloc and scheme in FETCHED:
         raise CallerError(f"{text!r:.200} names no host or bucket; write {scheme}://...")
     if parts.password is not None or (parts.username is not None and scheme in ("http", "https")):
         raise CallerError(

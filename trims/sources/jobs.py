@@ -61,7 +61,7 @@ _STATED = (
 
 @dataclass
 class Surroundings:
-    """What all jobs of a process share.
+    """Surroundings that all jobs of a process share.
 
     Attributes:
         limits: Bandwidth and connections.
@@ -331,17 +331,19 @@ def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -
 
 def _image(job: Job) -> dict[str, Any]:
     """Fetch an image into memory that came with the order, and with a journal for the next process if this one dies."""
-    order, (fd, journal) = job.order, job.fds
+    order, fd = job.order, job.fds[0]
     opened = job.open(order["address"])
     file = replace(opened.files[0], checksums={**opened.files[0].checksums, **order["checksums"]})
     if file.nbytes != order["nbytes"]:
         raise ArtifactError(f"{opened.pinned} has {file.nbytes} bytes, its description says {order['nbytes']}")
     also = checksums.COMBINED & set(file.checksums)
     pages = LargePages(fd, file.nbytes) if order.get("large_pages") else None
+    journal = job.fds[1] if len(job.fds) > 1 else None
     data = partial.Partial(fd, file.nbytes, journal, also, holes=True, pages=pages)
     job.work.moved.total_bytes = file.nbytes
     try:
-        _moved(job.work, data.resume(os.pread(journal, os.fstat(journal).st_size, 0)))
+        if journal is not None:  # of a process that was killed in the middle of this job
+            _moved(job.work, data.resume(os.pread(journal, os.fstat(journal).st_size, 0)))
         found = Transfer(opened, file, data, job.around.limits, job.work).run(stated_digests(file, {}) - {"blake3"})
     finally:
         data.close()

@@ -38,7 +38,7 @@ class Bandwidth:
 
 
 class Limits:
-    """What the transfers of one process may take together.
+    """Limits of all transfers of one process together.
 
     Args:
         connections: Most connections at once, over all transfers.

@@ -1,4 +1,4 @@
-"""Files that are read by ranges over HTTP, whoever says where: a server itself, a signature, or a hub."""
+"""Files that are read by ranges over HTTP, from a server itself, a signed address, or a hub."""
 
 from __future__ import annotations
 

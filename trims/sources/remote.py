@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What lies at an address, as it was fetched.
+    """Content of an address, as it was fetched.
 
     Attributes:
         address: As it was asked for.

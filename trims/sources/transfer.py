@@ -56,7 +56,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Work:
-    """What the transfers of one job share.
+    """State that the transfers of one job share.
 
     Attributes:
         stop: Set when all is to end.
@@ -227,5 +227,5 @@ def _runs(pieces: list[int], most: int) -> list[range]:
 
 
 def stated_digests(file: RemoteFile, expected: Mapping[str, str]) -> set[str]:
-    """Return the digests of a file that need its bytes in order and that somebody states."""
+    """Return the digests of a file that need its bytes in order and that are stated."""
     return {name for name in (*file.checksums, *expected) if name not in checksums.COMBINED}

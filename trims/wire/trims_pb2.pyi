@@ -208,7 +208,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "files")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "lock_json", "files")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Model(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    LOCK_JSON_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
@@ -242,8 +243,9 @@ class Model(_message.Message):
     inputs: _containers.RepeatedCompositeFieldContainer[TensorInfo]
     outputs: _containers.RepeatedCompositeFieldContainer[TensorInfo]
     tensors_seen: bool
+    lock_json: str
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., lock_json: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TensorInfo(_message.Message):
     __slots__ = ("name", "dtype", "shape")

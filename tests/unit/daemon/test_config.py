@@ -121,7 +121,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, Choice("git", "/m:x"), Choice("pool"),
         Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
-        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
+        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20,
+        1 << 30, 3, 1 << 20, 9.0, ("models.lan", "10.0.0.0/8"), 0o660,
         Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, Level.SYSTEM,
         True, "debug", "json",
     )  # fmt: skip

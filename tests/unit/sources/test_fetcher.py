@@ -267,6 +267,31 @@ def test_an_image_is_fetched_into_memory_that_is_given(fetcher: Fetcher, server:
         os.close(journal)
 
 
+def test_an_image_whose_process_is_killed_goes_on_with_what_has_come(fetcher: Fetcher, server: FileServer) -> None:
+    data = random.Random(10).randbytes(24 * PIECE_BYTES)
+    served = server.serve("/m.bin", data, bytes_per_s=10e6)
+    fd, journal = os.memfd_create("image"), os.memfd_create("journal")
+    killed = False
+
+    def kill_once(moved: Any) -> None:
+        nonlocal killed
+        pid = fetcher.pid
+        if not killed and moved.done_bytes > len(data) // 2 and pid is not None:
+            killed, served.bytes_per_s = True, None
+            os.kill(pid, signal.SIGKILL)
+
+    try:
+        os.ftruncate(fd, len(data))
+        order = {"address": f"{server.url}/m.bin", "named": True, "nbytes": len(data), "checksums": {}}
+        fetcher.do("image", order, fds=[fd, journal], on_moved=kill_once)
+        assert killed
+        assert os.pread(fd, len(data), 0) == data
+        assert server.sent["/m.bin"] < 1.6 * len(data)
+    finally:
+        os.close(fd)
+        os.close(journal)
+
+
 def test_a_fetcher_that_was_closed_takes_no_jobs(fetcher: Fetcher) -> None:
     fetcher.close()
     with pytest.raises(TrimsError):

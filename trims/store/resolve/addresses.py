@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Addresses:
-    """What lies at the addresses of manifests.
+    """Content of the addresses that manifests name.
 
     Args:
         remote: Fetches; None for a store that fetches nothing.

@@ -400,7 +400,7 @@ class Resolver:
             stated = self._addresses.unproven(manifest, files) if reading.digest else {}
             digests = self._digests.read(files, manifest, reading, check, stated) if reading.digest else known
         except DigestMismatchError as error:
-            if in_place is not None:  # from now on nobody has it who did not see this error
+            if in_place is not None:  # from now on every open of it sees this error
                 self.needs_conversion(name, in_place, str(error))
             raise
         key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)

@@ -348,7 +348,7 @@ def test_a_stated_sha256_is_held_against_the_file_also_if_the_file_is_known(
     assert resolver.resolve("m").key == plain, "a digest that is right says nothing new"
     put(registry, {"path": str(path), "sha256": {"a.safetensors": "0" * 64}})
     resolver.forget("m")
-    with pytest.raises(DigestMismatchError, match=rf"sha256 is {digest}, [^,;]* 0{{64}}"):
+    with pytest.raises(DigestMismatchError, match=rf"sha256 is {digest}, .* states 0{{64}}"):
         resolver.resolve("m")
     assert len(reads) == 2, "once without sha256, once with"
     put(registry, {"path": str(path), "sha256": {"b.safetensors": digest}})
