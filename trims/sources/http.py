@@ -26,7 +26,7 @@ from trims.core.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
-from trims.sources.connections import connection_to
+from trims.sources.connecting import connection_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

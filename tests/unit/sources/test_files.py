@@ -94,7 +94,7 @@ def test_one_process_writes_a_file_and_others_wait_as_long_as_they_are_wanted(tm
         pass
 
 
-def test_a_lock_whose_folder_was_removed_while_it_was_waited_for_is_taken_anew(tmp_path: Path) -> None:
+def test_a_lock_whose_folder_was_removed_meanwhile_is_taken_again(tmp_path: Path) -> None:
     path, waiting, held = tmp_path / "own" / "m.lock", threading.Event(), list[bool]()
 
     def wanted() -> bool:

@@ -36,7 +36,7 @@ NOBODY, NAMED, ALLOWED = HostPolicy(), HostPolicy().naming("Host"), HostPolicy.p
         ("0.0.0.0", (ALLOWED,)),
     ],
 )
-def test_an_address_is_reached_by_those_whom_the_policy_lets(address: str, reached_by: tuple[HostPolicy, ...]) -> None:
+def test_an_address_is_reached_by_those_that_the_policy_lets(address: str, reached_by: tuple[HostPolicy, ...]) -> None:
     for policy in (NOBODY, NAMED, ALLOWED):
         if policy in reached_by:
             policy.check("HOST", address)

@@ -149,7 +149,7 @@ def test_a_path_that_needs_escapes_is_asked_for_and_followed(path: str, http: Ht
     assert filled(http, f"{server.url}/latest", 0, 10) == DATA[:10]
 
 
-def test_a_name_with_another_address_the_second_time_is_connected_to_as_it_was_checked(server: FileServer) -> None:
+def test_a_name_with_another_address_later_is_connected_to_as_it_was_checked(server: FileServer) -> None:
     server.serve("/m", DATA)
     asked: list[str] = []
 

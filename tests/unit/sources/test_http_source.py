@@ -57,9 +57,7 @@ def test_a_server_without_ranges_is_known_as_one(source: HttpSource, server: Fil
     assert (file.nbytes, file.in_ranges) == (len(DATA), False)
 
 
-def test_the_end_of_redirects_is_asked_directly_and_anew_once_it_is_refused(
-    source: HttpSource, server: FileServer
-) -> None:
+def test_the_end_of_redirects_is_asked_directly_until_it_is_refused(source: HttpSource, server: FileServer) -> None:
     server.serve("/m", b"x", redirect="/signed")
     signed = server.serve("/signed", DATA)
     opened = source.open(f"{server.url}/m")

@@ -113,7 +113,7 @@ def test_a_pushed_image_is_found_by_its_description(around: Surroundings, server
 
 
 @pytest.mark.parametrize("answer", [404, 403, 400, "page", "long"])
-def test_a_file_without_an_ending_is_fetched_whatever_a_server_says_of_names_below_it(
+def test_a_file_without_an_ending_is_fetched_whatever_is_said_of_names_below_it(
     answer: int | str, around: Surroundings, server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.serve("/download", DATA)

@@ -134,7 +134,7 @@ def test_a_stated_digest_that_was_not_hashed_before_is_hashed_then(remote: Remot
         remote.here(address, stated={"m.bin": "0" * 64})
 
 
-def test_one_who_joins_with_a_stricter_manifest_is_held_to_it(
+def test_a_request_that_joins_with_a_stricter_manifest_is_held_to_it(
     remote: Remote, server: FileServer, tmp_path: Path
 ) -> None:
     served = server.serve("/m.bin", DATA, stall_after=1 << 20)

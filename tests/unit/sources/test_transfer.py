@@ -111,7 +111,7 @@ def test_a_source_that_breaks_off_is_asked_again_for_what_is_missing(memory: Mem
     assert memory.work.trouble == ""
 
 
-def test_a_source_that_does_not_come_back_is_given_up_and_its_trouble_is_shown_meanwhile(memory: Memory) -> None:
+def test_a_source_that_stays_away_is_given_up_and_its_trouble_is_shown_before(memory: Memory) -> None:
     troubles = set()
 
     def gone(_: int) -> None:
@@ -190,6 +190,6 @@ def test_a_pause_is_as_long_as_the_source_asks_but_not_for_ever() -> None:
     assert waited(86_400) == 200
 
 
-def test_digests_in_order_are_those_that_somebody_states_and_that_do_not_combine() -> None:
+def test_digests_in_order_are_those_that_are_stated_and_do_not_combine() -> None:
     file = RemoteFile("m", 1, "", {"sha256": "a", "crc32c": "b"})
     assert stated_digests(file, {"blake3": "c", "crc64nvme": "d"}) == {"sha256", "blake3"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from books import Bench, error_of, kinds
 
@@ -17,6 +19,7 @@ from trims.core.residency.events import (
     Filled,
     FillFailed,
     Free,
+    Instruction,
     KeepAlive,
     ReplicaBroken,
     Requested,
@@ -27,14 +30,20 @@ from trims.core.residency.residency import Residency
 class Cloudy(Bench):
     """Books that have images in the cloud as well."""
 
-    def __init__(self, most_images: int | None = None) -> None:
+    def __init__(self, max_images: int = sys.maxsize) -> None:
         super().__init__()
         places = {CPU: 100, DISK: 1000, GPU: 100, CLOUD: 1 << 60}
-        more = {} if most_images is None else {"most_images": most_images}
-        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places}, **more)
+        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places}, max_images=max_images)
 
     def in_cloud(self, key: str, nbytes: int = 40) -> None:
         self.feed(Adopted, key=key, place=CLOUD, nbytes=nbytes, cost_s=1.0, descriptors=0, why="found")
+
+    def feed_filled(self, key: str) -> list[Instruction]:
+        """Have a fill at cpu succeed; return all that follows, with what is evicted freed."""
+        out = self.filled(key)
+        for each in [it for it in out if isinstance(it, Free)]:
+            out += self.freed(each.key, each.place)
+        return out
 
     def filled_at(self, key: str, place: Place) -> None:
         self.feed(Filled, key=key, place=place, generation=self.generation(key, place), cost_s=1.0)
@@ -123,3 +132,16 @@ def test_a_broken_replica_in_the_cloud_is_forgotten_and_nothing_is_filled_from_i
     waiter = Waiter(99, 1, True, None)
     out = bench.feed(Requested, key="a", place=CPU, waiter=waiter, keep=KeepAlive(None))
     assert all(fill.source is None for fill in fills(out))
+
+
+def test_a_surplus_of_images_takes_none_from_the_cloud() -> None:
+    bench = Cloudy(max_images=2)
+    for key in "abc":
+        bench.in_cloud(key, 10)
+    freed = []
+    for key in "abc":
+        bench.ask(key, place=CPU, lease=False)
+        freed += [(each.key, each.place) for each in bench.feed_filled(key) if isinstance(each, Free)]
+    assert freed
+    assert all(place is not CLOUD for _, place in freed)
+    assert all(bench.residency.find(key, CLOUD) is not None for key in "abc")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from trims.core.errors import AddressRefusedError
-from trims.sources.connections import connection_to
+from trims.sources.connecting import connection_to
 from trims.sources.hosts import HostPolicy
 
 if TYPE_CHECKING:
