@@ -199,7 +199,7 @@ def _check_images(ledger: Ledger) -> None:
         raise InvariantError(f"{capacity.images} images counted, the replicas are {images}")
     if images > capacity.max_images:
         for place, books in capacity.at.items():
-            if place.tier is not TierKind.GPU and books.shares[Share.IDLE]:
+            if place.tier not in (TierKind.GPU, TierKind.CLOUD) and books.shares[Share.IDLE]:
                 raise InvariantError(f"{images} images are held of {capacity.max_images}, and some at {place} are idle")
 
 

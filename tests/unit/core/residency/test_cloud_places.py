@@ -19,8 +19,8 @@ from trims.core.residency.events import (
     Filled,
     FillFailed,
     Free,
-    Instruction,
     KeepAlive,
+    PinChanged,
     ReplicaBroken,
     Requested,
 )
@@ -37,13 +37,6 @@ class Cloudy(Bench):
 
     def in_cloud(self, key: str, nbytes: int = 40) -> None:
         self.feed(Adopted, key=key, place=CLOUD, nbytes=nbytes, cost_s=1.0, descriptors=0, why="found")
-
-    def feed_filled(self, key: str) -> list[Instruction]:
-        """Have a fill at cpu succeed; return all that follows, with what is evicted freed."""
-        out = self.filled(key)
-        for each in [it for it in out if isinstance(it, Free)]:
-            out += self.freed(each.key, each.place)
-        return out
 
     def filled_at(self, key: str, place: Place) -> None:
         self.feed(Filled, key=key, place=place, generation=self.generation(key, place), cost_s=1.0)
@@ -138,10 +131,18 @@ def test_a_surplus_of_images_takes_none_from_the_cloud() -> None:
     bench = Cloudy(max_images=2)
     for key in "abc":
         bench.in_cloud(key, 10)
-    freed = []
-    for key in "abc":
-        bench.ask(key, place=CPU, lease=False)
-        freed += [(each.key, each.place) for each in bench.feed_filled(key) if isinstance(each, Free)]
-    assert freed
-    assert all(place is not CLOUD for _, place in freed)
-    assert all(bench.residency.find(key, CLOUD) is not None for key in "abc")
+        bench.resident(key, 10, DISK)
+    freed = [key for key in "abc" if bench.state(key, DISK) is not State.SEALED]
+    assert len(freed) == 1
+    assert all(bench.state(key, CLOUD) is State.SEALED for key in "abc")
+
+
+def test_what_is_pinned_beyond_the_limit_of_images_is_no_fault_of_the_cloud() -> None:
+    bench = Cloudy(max_images=1)
+    for key in "ab":
+        bench.in_cloud(key, 10)
+        bench.feed(PinChanged, key=key, place=CPU, pinned=True)
+        bench.resident(key, 10)
+    bench.in_cloud("c", 10)
+    bench.residency.validate()
+    assert bench.state("c", CLOUD) is State.SEALED
