@@ -124,8 +124,8 @@ def wrong_fields(fields: Mapping[str, Any]) -> str:
         return "its length or its file is none"
     if fields["nbytes"] > _MOST_BYTES or not _is_cost(fields.get("cost_s", 0.0)):
         return "its length or its cost is out of range"
-    if not isinstance(fields["recipe"].get("format"), str):
-        return "its recipe names no format"
+    if type(fields["recipe"].get("format", "")) is not str:
+        return "its recipe names a format that is none"
     return _wrong_checksums(fields["checksums"])
 
 

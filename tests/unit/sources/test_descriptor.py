@@ -47,7 +47,6 @@ def test_fields_of_later_versions_of_the_same_format_are_passed_over() -> None:
         {"checksums": {"crc64nvme": "0" * 16, "no-such": "1"}},
         {"checksums": {"crc64nvme": "0" * 16, "sha256": 5}},
         {"recipe": []},
-        {"recipe": {}},
         {"recipe": {"format": 3}},
         {"manifest": "x"},
         {"signature": None},

@@ -85,7 +85,8 @@ class Addresses:
         if image.signature and self._catalog.signature_of(image.key) is None:
             self._catalog.remember_signature(image.key, image.signature)
         if self._catalog.image(image.key) is None:
-            self._catalog.remember_image(ImageRecord(image.key, name, image.recipe, image.nbytes, image.cost_s))
+            recipe = {"format": image.format, **image.recipe}
+            self._catalog.remember_image(ImageRecord(image.key, name, recipe, image.nbytes, image.cost_s))
         address = fetched.image_address
         return CloudImage(image.key, image.digest, image.nbytes, address, image.checksums, image.cost_s)
 
