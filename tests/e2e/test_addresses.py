@@ -20,8 +20,8 @@ import trims
 from trims.control import admin
 from trims.core.errors import (
     AddressRefusedError,
-    ArtifactNotFoundError,
     DigestMismatchError,
+    ImageError,
     ManifestError,
     NotSupportedError,
     SourceUnavailableError,
@@ -323,7 +323,7 @@ def test_an_image_with_wrong_bytes_is_refused(folder: Path, server: FileServer) 
         serving.start()
         with admin(serving.folder / "run") as daemon:
             daemon.add({"name": "m", "artifact": {"uri": address}}, lazy=True)
-            with pytest.raises(ArtifactNotFoundError, match="push it again"):
+            with pytest.raises(ImageError, match=r"image\.safetensors is not as it was described"):
                 daemon.load("m", "cpu")
             assert not [each for each in daemon.show("m").replicas if each.place != "cloud"]
 
