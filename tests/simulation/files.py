@@ -17,10 +17,12 @@ from trims.core.errors import (
     DeviceLostError,
     ImageError,
     NoSpaceError,
+    SourceUnavailableError,
 )
 from trims.core.place import Place, TierKind
 from trims.memory.cuda.drivers import Export
 from trims.tiers.base import Draft, Extent
+from trims.tiers.cloud import CloudImage, CloudTier
 
 if TYPE_CHECKING:
     import threading
@@ -341,6 +343,61 @@ class SimDevice(SimTier):
     def digest(self, extent: Extent) -> str:
         """See `DeviceTier`."""
         return self._files.digest(extent.fd, extent.nbytes)
+
+
+class SimCloud(CloudTier):
+    """Images in a bucket that does not answer now and then, breaks off, or has other bytes than were described."""
+
+    def __init__(self, files: SimBytes, choices: Choices, judge: Judge) -> None:
+        super().__init__(self._bring, lambda: list(self._ever.values()))
+        self._files, self._choices, self._judge = files, choices, judge
+        #: Images that any daemon knew.
+        self._ever: dict[str, CloudImage] = {}
+        self.drafts: dict[str, SimFile] = {}
+        self.sealed: dict[str, tuple[SimFile, str, str]] = {}
+        self.extents: dict[str, Extent] = {}
+
+    def held_in_all(self) -> int:
+        """Return 0: nothing of it is here."""
+        return 0
+
+    def image_of(self, content: str, nbytes: int) -> CloudImage:
+        """Return the image of a content, as a push would describe it."""
+        return CloudImage(self._judge.keys[content], digest_of(f"image of {content}"), nbytes, f"bucket/{content}")
+
+    def know(self, image: CloudImage) -> Extent:
+        """See `CloudTier.know`."""
+        extent = super().know(image)
+        self._ever[image.key], self.extents[extent.label] = image, extent
+        return extent
+
+    def _bring(
+        self, image: CloudImage, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]
+    ) -> None:
+        del stopped
+        if self._choices.chance(8):
+            raise SourceUnavailableError("the bucket does not answer")
+        on_progress(image.nbytes // 2)
+        self._files.open[draft.fd].content = "half an image"
+        if self._choices.chance(12):
+            raise SourceUnavailableError("the bucket broke off; what has come is kept")
+        if self._choices.chance(12):
+            raise ImageError("the bucket has other bytes than were described")
+        wrong = " flipped" if self._choices.chance(24) else ""  # in a way that no checksum of the way notices
+        self._files.open[draft.fd].content = f"image of {image.address.rpartition('/')[2]}{wrong}"
+        on_progress(image.nbytes)
+
+    def free(self, extent: Extent) -> None:
+        """See `Tier.free`."""
+        self.extents.pop(extent.label, None)
+        super().free(extent)
+
+    def close(self) -> None:
+        """See `Tier.close`."""
+        self.extents.clear()
+        super().close()
+
+    died = close
 
 
 class SimConversion:

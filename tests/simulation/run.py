@@ -51,6 +51,7 @@ class Run:
             (1, self._odd),
             (1, self._harm),
             (1, self._squat),
+            (1, self._push),
             (1, self._settle),
         ]
         self._deck = [action for weight, action in self._actions for _ in range(weight)]
@@ -203,6 +204,12 @@ class Run:
         if self.choices.chance(4):
             self.world.tiers[0].flip()
         self.world.start()
+
+    def _push(self) -> None:
+        """The daemon learns that an image lies in a bucket."""
+        content = self.choices.one_of(CONTENTS)
+        self.world.happened["images in the cloud"] += 1
+        self.world.store.know_in_cloud(self.world.cloud.image_of(content, SIZES[content]))
 
     def _settle(self) -> None:
         self.world.settle()

@@ -67,3 +67,4 @@ def test_the_runs_serve_files_copy_them_and_move_readers(worlds: list[World]) ->
     assert happened["copies earned by use"] > 2
     assert happened["refused for a quota"] > 2
     assert happened["upgrades"] > 2
+    assert happened["images in the cloud"] > 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, QuotaError, TrimsError
-from trims.core.place import CPU, DISK, FILE, GPU
+from trims.core.place import CLOUD, CPU, DISK, FILE, GPU
 from trims.core.policy.eviction import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.policy.quotas import Quota
 from trims.core.replica import State
@@ -28,7 +28,7 @@ from trims.wire.frames import encode
 from trims.wire.messages import parse_request
 from trims.wire.peer import Peer
 
-from .files import SimArtifacts, SimBytes, SimConversion, SimDevice, SimTier
+from .files import SimArtifacts, SimBytes, SimCloud, SimConversion, SimDevice, SimTier
 from .judge import Asked, Judge, ViolationError
 from .scheduler import Scheduler
 
@@ -162,7 +162,8 @@ class World:
         args = (self.files, choices, self.judge)
         self.device = SimDevice(GPU, CAPACITIES[GPU], *args)
         host = [SimTier(place, CAPACITIES[place], *args) for place in (CPU, DISK)]
-        self.tiers = [*host, self.device, SimArtifacts(FILE, sys.maxsize, *args)]
+        self.cloud = SimCloud(*args)
+        self.tiers = [*host, self.device, SimArtifacts(FILE, sys.maxsize, *args), self.cloud]
         self.in_place = choices.chance(2)
         self.policy = choices.one_of(POLICIES)
         self.max_images = choices.one_of((sys.maxsize, sys.maxsize, 12, 15))
@@ -201,7 +202,7 @@ class World:
         )
         self.store = build_store(
             self.tiers,
-            {place: self.policy() for place in (*CAPACITIES, FILE)},
+            {place: self.policy() for place in (*CAPACITIES, FILE, CLOUD)},
             resolver,
             self.catalog,
             limits=Limits(),
