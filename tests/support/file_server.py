@@ -93,9 +93,6 @@ class FileServer:
 
     def close(self) -> None:
         """End the server and all its answers."""
-        for served in self.files.values():
-            served.resume.set()
-            served.bytes_per_s = None
         self._server.shutdown()
         self._thread.join()
         with self.lock:
@@ -103,6 +100,9 @@ class FileServer:
         for each in open_now:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        for served in self.files.values():
+            served.resume.set()
+            served.bytes_per_s = None
         self._server.server_close()
 
 

@@ -281,6 +281,7 @@ def a_download_does_not_fit(folder: Path) -> None:
     with file_server() as server, served(folder) as (daemon, session):
         refused(lambda: fetched(daemon, server, session, "big", big, many), "do not fit", "make room")
         assert left_below(downloads) == []
+        server.wait_for(1, "/big.safetensors")
         assert server.sent["/big.safetensors"] == 1, "it was fetched all the same"
         fetched(daemon, server, session, "small", small, few)
         mount(downloads, "16m", again=True)

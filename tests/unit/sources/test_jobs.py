@@ -99,6 +99,7 @@ def test_a_look_fetches_nothing(around: Surroundings, server: FileServer) -> Non
     server.serve("/m.bin", DATA)
     found = job(around, "look", f"{server.url}/m.bin").run()
     assert found["files"] == [{"name": "m.bin", "nbytes": len(DATA), "version": '"v1"', "checksums": {}}]
+    server.wait_for(1, "/m.bin")
     assert server.sent["/m.bin"] == 1
     assert not around.downloads.exists()
 
@@ -131,9 +132,11 @@ def test_a_file_that_was_published_before_its_process_died_is_hashed_and_not_fet
 ) -> None:
     server.serve("/m.bin", DATA)
     job(around, "fetch", f"{server.url}/m.bin").run()
+    server.wait_for(len(DATA) + 1, "/m.bin")
     sent = server.sent["/m.bin"]
     (file,) = job(around, "fetch", f"{server.url}/m.bin").run()["files"]
     assert file["found"] == {"blake3": DIGEST}
+    server.wait_for(sent + 1, "/m.bin")
     assert server.sent["/m.bin"] == sent + 1
 
 
@@ -206,6 +209,7 @@ def test_another_length_than_when_it_was_first_seen_is_refused_before_a_byte(
     expected = {"m.bin": {"nbytes": 7, "checksums": {}}}
     with pytest.raises(DigestMismatchError, match=rf"{len(DATA)} bytes.* 7 "):
         job(around, "fetch", f"{server.url}/m.bin", expected=expected).run()
+    server.wait_for(1, "/m.bin")
     assert server.sent["/m.bin"] == 1
 
 

@@ -126,8 +126,10 @@ def test_a_stated_digest_that_was_not_hashed_before_is_hashed_then(remote: Remot
     address, digest = f"{server.url}/m.bin", hashlib.sha256(DATA).hexdigest()
     remote.fetch(address)
     assert remote.here(address, stated={"m.bin": digest}) is None
+    server.wait_for(len(DATA) + 1, "/m.bin")
     sent = server.sent["/m.bin"]
     assert remote.fetch(address, stated={"m.bin": digest}).digests["m.bin"]["sha256"] == digest
+    server.wait_for(sent + 1, "/m.bin")
     assert server.sent["/m.bin"] == sent + 1
     assert remote.here(address, stated={"m.bin": digest}) is not None
     with pytest.raises(DigestMismatchError):
