@@ -199,7 +199,7 @@ def _each_part(nbytes: int, connections: int, read: Callable[[Iterator[int]], No
         thread.join()
 
 
-def _plain(port: int, nbytes: int, tls: str) -> Callable[[memoryview], None] | None:
+def _plain(port: int, nbytes: int, tls: str, name: str = _NAME) -> Callable[[memoryview], None]:
     """Ranged requests of the standard library, each read into place."""
     import http.client
     import ssl
@@ -214,7 +214,7 @@ def _plain(port: int, nbytes: int, tls: str) -> Callable[[memoryview], None] | N
             connection = connect()
             for begin in begins:
                 end = min(begin + _PART_BYTES, nbytes)
-                connection.request("GET", f"/{_BUCKET}/{_NAME}", headers={"Range": f"bytes={begin}-{end - 1}"})
+                connection.request("GET", f"/{_BUCKET}/{name}", headers={"Range": f"bytes={begin}-{end - 1}"})
                 _read_into(connection.getresponse(), room[begin:end])
             connection.close()
 
@@ -347,7 +347,7 @@ def opens(runtime_dir: str, port: int, name: str, nbytes: int, count: int) -> di
     from trims.tiers.cpu import CpuTier
 
     tier = CpuTier(PosixShm(f"trims-bench-{os.getpid()}", SHM_FOLDER), 4 * nbytes, large_pages=True)
-    plain = _plain_of(port, name, nbytes)
+    plain = _plain(port, nbytes, "", name)
     with trims.admin(runtime_dir) as daemon, trims.connect(runtime_dir) as session:
 
         def open_it() -> Any:
@@ -366,23 +366,6 @@ def _evicted(daemon: Any) -> None:
         except Exception:  # noqa: BLE001 - its bytes are just being checked behind the reader
             assert time.monotonic() < until_s, "the image leaves"
         time.sleep(0.05)
-
-
-def _plain_of(port: int, name: str, nbytes: int) -> Callable[[memoryview], None]:
-    import http.client
-
-    def way(room: memoryview) -> None:
-        def read(begins: Iterator[int]) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", port)
-            for begin in begins:
-                end = min(begin + _PART_BYTES, nbytes)
-                connection.request("GET", f"/{_BUCKET}/{name}", headers={"Range": f"bytes={begin}-{end - 1}"})
-                _read_into(connection.getresponse(), room[begin:end])
-            connection.close()
-
-        _each_part(nbytes, _CONNECTIONS, read)
-
-    return way
 
 
 # -- killed again and again ----------------------------------------------------------------------------------------
