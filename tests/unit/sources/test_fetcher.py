@@ -22,7 +22,7 @@ from trims.core.errors import (
     SourceUnavailableError,
     TrimsError,
 )
-from trims.sources.fetcher import Fetcher, FetchSettings
+from trims.sources.fetcher import Fetcher, FetchSettings, Moved, Running
 from trims.sources.partial import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -308,3 +308,19 @@ def test_jobs_failures_and_bytes_are_counted(fetcher: Fetcher, server: FileServe
     assert counts["transfer_failures.artifact_not_found"] == 1
     assert counts["transferred_bytes"] == len(DATA)
     assert not fetcher.running()
+
+
+def test_the_rate_of_a_transfer_is_zero_once_nothing_comes() -> None:
+    now = [1.0]
+    running = Running("http://h/m", "fetch", clock=lambda: now[0])
+    for second in range(1, 20):
+        now[0] = float(second)
+        running.tell(Moved(second * 100, second * 100, 10_000))
+    assert 90 < running.rate < 110
+    assert running.left_s is not None
+    now[0] += 10.0
+    assert (running.rate, running.left_s) == (0.0, None)
+    running.tell(Moved(2000, 2000, 10_000))
+    assert running.rate > 0
+    running.tell(Moved(2000, 2000, 10_000, "h cannot be reached"))
+    assert (running.rate, running.left_s) == (0.0, None)
