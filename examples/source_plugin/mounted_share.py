@@ -18,7 +18,8 @@ from trims.sources.base import RemoteFile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trims.sources.base import Part, SourceSettings
+    from trims.sources.base import Part
+    from trims.sources.settings import SourceSettings
 
 _MOST_FILES = 10_000
 
