@@ -10,6 +10,7 @@ from trims.sources.downloads import Downloads
 from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import NAME, LockFile
 from trims.sources.remote import Remote
+from trims.store.resolve.addresses import cloud_image
 from trims.tiers.cloud import CloudImage, CloudTier
 
 if TYPE_CHECKING:
@@ -56,11 +57,8 @@ class Sources:
 
     def _known(self) -> Iterator[CloudImage]:
         for each in self.remote.images():
-            image = each.image
-            if image is not None and self._catalog.names_of(image.key):
-                yield CloudImage(
-                    image.key, image.digest, image.nbytes, each.image_address, image.checksums, image.cost_s
-                )
+            if self._catalog.names_of(each.image_key):
+                yield cloud_image(each)
 
     def _fetch(
         self, image: CloudImage, draft: Draft, on_progress: Callable[[int], None], stopped: Callable[[], bool]

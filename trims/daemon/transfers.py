@@ -22,10 +22,10 @@ from trims.core.units import format_bytes
 from trims.manifests.addresses import check_address, scheme_of
 from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields
 from trims.registry.base import parse_yaml
-from trims.sources.descriptor import ImageDescription, image_address
+from trims.sources.descriptor import ImageDescription
 from trims.sources.lock import portable
 from trims.store.pending_requests import Granted, Pending
-from trims.tiers.cloud import CloudImage
+from trims.store.resolve.addresses import cloud_image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -202,10 +202,9 @@ class Transfers:
             self._store.end_session(session)
         image = ImageDescription(**done["image"])
         self._sources.remote.remember_image(address, image)
-        self._store.know_in_cloud(
-            CloudImage(image.key, image.digest, image.nbytes, image_address(address, image.file), image.checksums,
-                       image.cost_s)
-        )  # fmt: skip
+        known = self._sources.remote.here(address)
+        assert known is not None, "it was remembered a moment ago"
+        self._store.know_in_cloud(cloud_image(known))
         written = "was there already" if done["was_there"] else format_bytes(image.nbytes)
         stayed = f"; {', '.join(left)} of its manifest name files or code here, and were left out" if left else ""
         pushing.note = f"image {image.digest[:12]} {written} at {address}{stayed}"

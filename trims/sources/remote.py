@@ -6,12 +6,15 @@ address has the weights (the store).
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import blake3
 
 from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError, from_code
 from trims.manifests.addresses import check_address
@@ -41,6 +44,7 @@ class Fetched:
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
+        pushed: The image was pushed there by this daemon.
         proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
         fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
@@ -53,9 +57,23 @@ class Fetched:
     digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     folder: Path | None = None
     image: ImageDescription | None = None
+    pushed: bool = False
     proven: frozenset[str] = frozenset()
     fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+
+    @property
+    def image_key(self) -> str:
+        """Return the key of the image in the books of this machine.
+
+        What a description says of its key cannot be proven, so that of an image that others pushed is made of its
+        address and digest: it stands for no other model, whatever its publisher claims.
+        """
+        assert self.image is not None, "only an image has one"
+        if self.pushed:
+            return self.image.key
+        facts = json.dumps(["pushed", self.image_address, self.image.digest])
+        return str(blake3.blake3(facts.encode()).hexdigest())
 
     @property
     def image_address(self) -> str:
@@ -219,7 +237,7 @@ class Remote:
 
     def remember_image(self, address: str, image: ImageDescription) -> None:
         """Keep that an image was pushed to an address."""
-        self._lock_file.put(address, {"pinned": address, "image": vars(image)})
+        self._lock_file.put(address, {"pinned": address, "image": vars(image), "pushed": True})
 
     def forget(self, address: str) -> None:
         """Forget what was found at an address: the next fetch takes what lies there then."""
@@ -323,7 +341,8 @@ def _check_image(address: str, before: Mapping[str, Any], now: Mapping[str, Any]
 def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
     """Return an entry of the lock file as what was fetched; None for one without paths of this machine."""
     if entry.get("image") is not None:
-        return Fetched(address, entry.get("pinned") or address, image=ImageDescription(**entry["image"]))
+        image = ImageDescription(**entry["image"])
+        return Fetched(address, entry.get("pinned") or address, image=image, pushed=entry.get("pushed") is True)
     if "folder" not in entry:
         return None
     files = entry.get("files", ())

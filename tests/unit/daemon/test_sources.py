@@ -81,11 +81,26 @@ def fetch(made: Sources, it: CloudImage, draft: Draft, **more: Any) -> list[int]
 
 
 def test_images_of_names_that_are_still_there_are_known_again(sources: Callable[..., Sources], tmp_path: Path) -> None:
-    entry = {"pinned": "", "image": DESCRIBED}
-    (tmp_path / "trims.lock").write_bytes(lock.written({"s3://b/m": entry}))
+    ours = {"pinned": "s3://b/m", "image": DESCRIBED, "pushed": True}
+    (tmp_path / "trims.lock").write_bytes(
+        lock.written({"s3://b/m": ours, "s3://b/o": {"pinned": "", "image": DESCRIBED}})
+    )
     (extent,) = sources(KEY).tier.scan()
     assert (extent.key, extent.nbytes, extent.label) == (KEY, len(DATA), "s3://b/m/m.safetensors")
     assert list(sources().tier.scan()) == []
+
+
+def test_an_image_that_others_pushed_has_a_key_of_its_address_and_digest(
+    sources: Callable[..., Sources], tmp_path: Path
+) -> None:
+    theirs = {"pinned": "", "image": DESCRIBED}
+    (tmp_path / "trims.lock").write_bytes(lock.written({"s3://b/m": theirs, "s3://b/o": theirs}))
+    one, other = (sources().remote.here(address) for address in ("s3://b/m", "s3://b/o"))
+    assert one is not None
+    assert other is not None
+    assert len({KEY, one.image_key, other.image_key}) == 3
+    (extent,) = sources(one.image_key).tier.scan()
+    assert extent.key == one.image_key
 
 
 def test_an_image_comes_into_memory_and_says_how_far_it_is(

@@ -80,15 +80,22 @@ class Addresses:
 
     def image(self, name: str, fetched: Fetched) -> CloudImage:
         """Return the image that was pushed to an address; what it says of its model is kept."""
-        image = fetched.image
+        image, key = fetched.image, fetched.image_key
         assert image is not None, "only images are asked for"
-        if image.signature and self._catalog.signature_of(image.key) is None:
-            self._catalog.remember_signature(image.key, image.signature)
-        if self._catalog.image(image.key) is None:
+        if image.signature and self._catalog.signature_of(key) is None:
+            self._catalog.remember_signature(key, image.signature)
+        if self._catalog.image(key) is None:
             recipe = {"format": image.format, **image.recipe}
-            self._catalog.remember_image(ImageRecord(image.key, name, recipe, image.nbytes, image.cost_s))
-        address = fetched.image_address
-        return CloudImage(image.key, image.digest, image.nbytes, address, image.checksums, image.cost_s)
+            self._catalog.remember_image(ImageRecord(key, name, recipe, image.nbytes, image.cost_s))
+        return cloud_image(fetched)
+
+
+def cloud_image(fetched: Fetched) -> CloudImage:
+    """Return an image at an address as the cloud tier knows it."""
+    image = fetched.image
+    assert image is not None, "only images are asked for"
+    address = fetched.image_address
+    return CloudImage(fetched.image_key, image.digest, image.nbytes, address, image.checksums, image.cost_s)
 
 
 def server_of(address: str) -> str:

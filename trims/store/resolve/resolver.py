@@ -370,7 +370,7 @@ class Resolver:
         """Return a resolution to an image that was pushed to the manifest's address: nothing is left to convert."""
         return Resolved(
             name=name,
-            key=image.key,
+            key=fetched.image_key,
             manifest=manifest,
             artifact=Artifact(image.format, (), {}),
             recipe=image.recipe,
