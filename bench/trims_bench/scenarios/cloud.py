@@ -34,6 +34,8 @@ _RESUMED = "1 GB whose fetching process is killed 20 times, and what the server 
 _NAME, _BUCKET = "one.bin", "bucket"
 _PART_BYTES = 64 << 20
 _CONNECTIONS = 4
+#: Seconds after which the bytes that an open has brought were hashed behind it: that slows neither side.
+_RESTS_S = 3.0
 _SHM = SHM_FOLDER
 
 
@@ -366,6 +368,7 @@ def _evicted(daemon: Any) -> None:
         except Exception:  # noqa: BLE001 - its bytes are just being checked behind the reader
             assert time.monotonic() < until_s, "the image leaves"
         time.sleep(0.05)
+    time.sleep(_RESTS_S)
 
 
 # -- killed again and again ----------------------------------------------------------------------------------------
