@@ -24,6 +24,7 @@ from trims.core.errors import (
     ImageError,
     ManifestError,
     NotSupportedError,
+    SourceRefusedError,
     SourceUnavailableError,
 )
 from trims.sources import checksums
@@ -381,3 +382,25 @@ def test_an_image_that_claims_another_models_key_serves_only_its_own_name(folder
             assert daemon.show("claims").key != key
         assert sum_of(serving, "own", "cpu") == truth(own)
         assert sum_of(serving, "claims", "cpu") == truth(other)
+
+
+def test_a_signed_address_is_fetched_again_as_it_is_and_its_signature_shown_nowhere(
+    folder: Path, server: FileServer
+) -> None:
+    data, address = weights(18), f"{server.url}/m.safetensors?X-Signature=hidden-from-all"
+    server.serve("/m.safetensors", data)
+    with serving_in(folder) as serving:
+        serving.start()
+        assert serving.run("pull", address).returncode == 0
+        for path in (folder / "state" / "downloads").rglob("*.safetensors"):
+            path.unlink()
+        assert sum_of(serving, "m") == truth(data)
+        assert all("hidden-from-all" in asked for asked in server.targets)
+        server.files["/m.safetensors"].statuses = [403] * 9
+        with admin(serving.folder / "run") as daemon, pytest.raises(SourceRefusedError) as raised:
+            daemon.pull("m", update=True)
+        shown = [str(raised.value), serving.run("ps").stdout, serving.run("show", "m").stdout]
+        process = serving.running[0]
+        process.terminate()
+        shown.append(process.communicate(timeout=_DEADLINE_S)[1])
+        assert not any("hidden-from-all" in text for text in shown)

@@ -59,12 +59,14 @@ class FileServer:
         files: By path, with a slash in front.
         sent: Bytes of bodies that were handed to the kernel, by path.
         requests: Method, path and headers of each.
+        targets: Path and query of each.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.files: dict[str, Served] = {}
         self.sent: Counter[str] = Counter()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.targets: list[str] = []
         self.connections: set[socket.socket] = set()
         self.lock = threading.Lock()
         self.came = threading.Condition(self.lock)
@@ -135,6 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         owner, path = self.server_of, self.path.partition("?")[0]
         with owner.lock:
             owner.requests.append((self.command, path, dict(self.headers)))
+            owner.targets.append(self.path)
             served = owner.files.get(path)
         if served is None:
             self._plain(404)

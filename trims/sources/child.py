@@ -30,9 +30,10 @@ from trims.core.errors import (
 from trims.image.descriptors import explain_descriptors
 from trims.process import messages
 from trims.process.lifeline import depend_on
+from trims.sources import jobs
 from trims.sources.files import is_full
 from trims.sources.hosts import HostPolicy
-from trims.sources.jobs import Job, Surroundings
+from trims.sources.job import Job, Surroundings
 from trims.sources.limits import Limits
 from trims.trace.children import Reporter
 from trims.trace.spans import span
@@ -112,7 +113,7 @@ class Fetching:
         answer: dict[str, Any]
         try:
             with self._reporter.recorded(job.order), span(f"source.{job.order['do']}", address=job.order["shown"]):
-                answer = {"done": job.run()}
+                answer = {"done": jobs.run(job)}
         except BaseException as error:  # noqa: BLE001 - every failure is an answer
             answer = {"error": _as_json(error)}
         finally:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import blake3
 
 from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError, from_code
-from trims.manifests.addresses import check_address
+from trims.manifests.addresses import check_address, scheme_of
 from trims.sources import lock as lock_files
 from trims.sources.checksums import compare
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.fetcher import Running
+from trims.sources.http import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -155,7 +156,7 @@ class Remote:
             flight = self._flights.get(address)
             begins = flight is None
             if flight is None:
-                flight = self._flights[address] = _Flight(Running(address, "fetch"))
+                flight = self._flights[address] = _Flight(Running(shown(address), "fetch"))
             flight.wanted.append(wanted)
         if not begins:
             found = flight.wait(wanted)  # which may have begun for a manifest that says less
@@ -178,7 +179,7 @@ class Remote:
 
     def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
         order = {
-            "address": expected["pinned"] or address, "expected": expected["files"], "named": named,
+            "address": _pinned(address, expected["pinned"]), "expected": expected["files"], "named": named,
             "stated": expected["stated"],
         }  # fmt: skip
         answer = self._fetched(order, flight)
@@ -193,7 +194,7 @@ class Remote:
             self.downloads.used(found.folder)
             self.downloads.keep_within(busy=[found.folder, *self._unfinished(address)])
         for note in answer.get("notes", ()):
-            log.warning("%s: %s", address, note)
+            log.warning("%s: %s", shown(address), note)
         came = frozenset(file["name"] for file in answer.get("files", ()) if file["found"])
         return replace(found, fetched=came, notes=tuple(answer.get("notes", ())))
 
@@ -265,6 +266,11 @@ class _Flight:
         raise from_code(self.error.code, str(self.error)) if isinstance(self.error, TrimsError) else self.error
 
 
+def _pinned(address: str, pinned: str) -> str:
+    """Return the address to ask at. That of a server stays as it is: its query may be a signature, never kept apart."""
+    return address if scheme_of(address) in ("http", "https") else pinned or address
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -310,9 +316,8 @@ def _is_as(found: Fetched, expected: Mapping[str, Any]) -> bool:
         return True
     for name, file in expected["files"].items():
         digests = found.digests.get(name, {})
-        compare(
-            f"{name} at {found.address}", file["checksums"], digests, "the manifest, or trims.lock beside it, states"
-        )
+        where = f"{name} at {shown(found.address)}"
+        compare(where, file["checksums"], digests, "the manifest, or trims.lock beside it, states")
         if not file["checksums"].keys() & digests.keys():
             return False
     return True
@@ -324,7 +329,7 @@ def _check_kind(address: str, expected: Mapping[str, Any], answer: Mapping[str, 
     if (listed and is_image) or (expected["image"] is not None and not is_image):
         was, now = ("files", "an image") if is_image else ("an image", "files")
         raise DigestMismatchError(
-            f"{address} holds {now}, and held {was} when it was first seen; if the change is meant, accept it "
+            f"{shown(address)} holds {now}, and held {was} when it was first seen; if the change is meant, accept it "
             "(`trims pull --update`)"
         )
 
@@ -333,8 +338,8 @@ def _check_image(address: str, before: Mapping[str, Any], now: Mapping[str, Any]
     for what in ("key", "digest", "nbytes"):
         if before[what] != now[what]:
             raise DigestMismatchError(
-                f"the image at {address} has the {what} {now[what]}, and had {before[what]} when it was first seen; if "
-                "the change is meant, accept it (`trims pull --update`)"
+                f"the image at {shown(address)} has the {what} {now[what]}, and had {before[what]} when it was first "
+                "seen; if the change is meant, accept it (`trims pull --update`)"
             )
 
 

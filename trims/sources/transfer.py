@@ -71,6 +71,16 @@ class Work:
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved_at_s: float = field(default_factory=time.monotonic)
 
+    def came(self, nbytes: int) -> None:
+        """Count bytes that were there already."""
+        with self.lock:
+            self.moved.done_bytes += nbytes
+
+    def has_come(self, done_bytes: int) -> None:
+        """Count all bytes that have gone over the network so far."""
+        with self.lock:
+            self.moved.done_bytes = self.moved.fetched_bytes = done_bytes
+
 
 class Transfer:
     """One file on its way.

@@ -1,36 +1,25 @@
-"""Jobs in a thread of the test's own, against a real server: what they find, check and leave behind."""
+"""Jobs against a real server: what they find at an address."""
 
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import blake3
 import pytest
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import (
-    ArtifactNotFoundError,
-    DigestMismatchError,
-    LostPeerError,
     NotSupportedError,
-    SourceUnavailableError,
-    TrimsError,
 )
-from trims.sources import jobs
-from trims.sources.base import RemoteFile
-from trims.sources.hosts import HostPolicy
-from trims.sources.jobs import Job, Surroundings
-from trims.sources.limits import Limits
+from trims.sources.jobs import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from tests.support.file_server import FileServer
+    from trims.sources.job import Surroundings
 
-    from trims.sources.base import Part
+from tests.support.transfer_jobs import DATA, job
 
-DATA = bytes(range(256)) * 5000
 DIGEST = blake3.blake3(DATA).hexdigest()
 IMAGE = {
     "kind": "trims-image", "format_version": 1, "name": "m", "key": "a" * 64, "digest": "b" * 64, "nbytes": 9,
@@ -39,65 +28,9 @@ IMAGE = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
-
-
-@pytest.fixture
-def around(tmp_path: Path) -> Surroundings:
-    return Surroundings(Limits(patience_s=0.3), HostPolicy(), tmp_path / "downloads", {})
-
-
-def job(around: Surroundings, do: str, address: str, **order: Any) -> Job:
-    return Job({"do": do, "address": address, "shown": address, "named": True, **order}, around)
-
-
-class Files:
-    """An opened address of several files, which a plug-in could make."""
-
-    destination, notes, pinned = None, (), "own://a"
-
-    def __init__(self, **files: bytes | TrimsError) -> None:
-        self.of = files
-        self.files = [
-            RemoteFile(name, len(data) if isinstance(data, bytes) else 9, "v1") for name, data in files.items()
-        ]
-        self.closed = threading.Event()
-
-    def open(self, address: str) -> Files:
-        del address
-        return self
-
-    def fill(self, file: RemoteFile, parts: Sequence[Part]) -> Iterator[None]:
-        data = self.of[file.name]
-        if not isinstance(data, bytes):
-            raise data
-        if self.closed.is_set():
-            raise SourceUnavailableError("closed")
-        for begin, room in parts:
-            room[:] = data[begin : begin + len(room)]
-            yield
-
-    def close(self) -> None:
-        self.closed.set()
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that has the next job look at files of the test's own."""
-
-    def use(files: Files) -> Files:
-        monkeypatch.setattr(jobs, "source_of", lambda address, settings: files)
-        return files
-
-    return use
-
-
 def test_a_look_fetches_nothing(around: Surroundings, server: FileServer) -> None:
     server.serve("/m.bin", DATA)
-    found = job(around, "look", f"{server.url}/m.bin").run()
+    found = run(job(around, "look", f"{server.url}/m.bin"))
     assert found["files"] == [{"name": "m.bin", "nbytes": len(DATA), "version": '"v1"', "checksums": {}}]
     server.wait_for(1, "/m.bin")
     assert server.sent["/m.bin"] == 1
@@ -107,10 +40,10 @@ def test_a_look_fetches_nothing(around: Surroundings, server: FileServer) -> Non
 def test_a_pushed_image_is_found_by_its_description(around: Surroundings, server: FileServer) -> None:
     server.serve("/bert/trims.json", json.dumps(IMAGE).encode())
     for address in ("/bert", "/bert/", "/bert/trims.json"):
-        assert job(around, "fetch", server.url + address).run()["image"]["key"] == "a" * 64
+        assert run(job(around, "fetch", server.url + address))["image"]["key"] == "a" * 64
     server.serve("/bert/trims.json", json.dumps({**IMAGE, "format_version": 2}).encode())
     with pytest.raises(NotSupportedError):
-        job(around, "fetch", f"{server.url}/bert").run()
+        run(job(around, "fetch", f"{server.url}/bert"))
 
 
 @pytest.mark.parametrize("answer", [404, 403, 400, "page", "long"])
@@ -123,112 +56,5 @@ def test_a_file_without_an_ending_is_fetched_whatever_is_said_of_names_below_it(
         below.statuses = [answer]
     if answer == "long":
         monkeypatch.setattr("trims.sources.descriptor.MOST_BYTES", 7)
-    (file,) = job(around, "fetch", f"{server.url}/download").run()["files"]
+    (file,) = run(job(around, "fetch", f"{server.url}/download"))["files"]
     assert Path(file["path"]).read_bytes() == DATA
-
-
-def test_a_file_that_was_published_before_its_process_died_is_hashed_and_not_fetched(
-    around: Surroundings, server: FileServer
-) -> None:
-    server.serve("/m.bin", DATA)
-    job(around, "fetch", f"{server.url}/m.bin").run()
-    server.wait_for(len(DATA) + 1, "/m.bin")
-    sent = server.sent["/m.bin"]
-    (file,) = job(around, "fetch", f"{server.url}/m.bin").run()["files"]
-    assert file["found"] == {"blake3": DIGEST}
-    server.wait_for(sent + 1, "/m.bin")
-    assert server.sent["/m.bin"] == sent + 1
-
-
-@pytest.mark.parametrize("kind", ["sha256", "blake3", "crc64nvme", "crc32c"])
-def test_a_file_that_is_there_is_held_against_what_is_stated(
-    kind: str, around: Surroundings, server: FileServer
-) -> None:
-    server.serve("/m.bin", DATA)
-    (there,) = job(around, "fetch", f"{server.url}/m.bin").run()["files"]
-    expected = {"m.bin": {"nbytes": len(DATA), "checksums": {kind: "0" * 8}}}
-    with pytest.raises(DigestMismatchError, match="0" * 8):
-        job(around, "fetch", f"{server.url}/m.bin", expected=expected).run()
-    assert Path(there["path"]).read_bytes() == DATA
-
-
-def test_a_server_that_states_no_version_is_asked_again(around: Surroundings, server: FileServer) -> None:
-    server.serve("/m.bin", DATA, etag="")
-    job(around, "fetch", f"{server.url}/m.bin").run()
-    server.serve("/m.bin", DATA[::-1], etag="")
-    (file,) = job(around, "fetch", f"{server.url}/m.bin").run()["files"]
-    assert Path(file["path"]).read_bytes() == DATA[::-1]
-
-
-def test_several_files_are_fetched_and_an_empty_one_is_a_file(around: Surroundings, own: Any) -> None:
-    own(Files(**{"a": b"1", "b/c": b"22" * 5_000_000, "empty": b""}))
-    found = job(around, "fetch", "own://a").run()
-    assert {file["name"]: Path(file["path"]).read_bytes() for file in found["files"]} == {
-        "a": b"1", "b/c": b"22" * 5_000_000, "empty": b"",
-    }  # fmt: skip
-    assert all(Path(file["path"]).is_relative_to(found["folder"]) for file in found["files"])
-    assert {file["name"]: file["found"]["blake3"] for file in found["files"]}["empty"] == blake3.blake3(b"").hexdigest()
-    left = {path.suffix for path in around.downloads.rglob("*") if path.is_file() and " trims" in str(path)}
-    assert left == {".lock"}
-
-
-def test_one_file_that_fails_ends_the_others_at_once_and_is_the_one_that_is_named(
-    around: Surroundings, own: Any
-) -> None:
-    around.limits.patience_s = 1000.0
-    stuck = SourceUnavailableError("closed")
-    own(Files(a=stuck, b=ArtifactNotFoundError("b is not there"), c=stuck, d=stuck))
-    with pytest.raises(ArtifactNotFoundError, match="b is not there"):
-        job(around, "fetch", "own://a").run()
-
-
-@pytest.mark.parametrize(
-    ("names", "words"), [(("a",), "lacks 'b'"), (("a", "b", "c"), "holds 'c'"), (("a", "c"), "holds 'c' and lacks 'b'")]
-)
-def test_a_folder_with_other_files_than_when_it_was_first_seen_is_refused(
-    names: tuple[str, ...], words: str, around: Surroundings, own: Any
-) -> None:
-    own(Files(**dict.fromkeys(names, b"x")))
-    expected = {name: {"nbytes": 1, "checksums": {}} for name in ("a", "b")}
-    with pytest.raises(DigestMismatchError, match=words):
-        job(around, "fetch", "own://a", expected=expected).run()
-    assert not around.downloads.exists()
-
-
-def test_a_digest_that_is_stated_for_a_file_that_is_not_there_is_refused(around: Surroundings, own: Any) -> None:
-    own(Files(a=b"x"))
-    expected = {"b": {"nbytes": None, "checksums": {"sha256": "0" * 64}}}
-    with pytest.raises(ArtifactNotFoundError, match="'b'"):
-        job(around, "fetch", "own://a", expected=expected).run()
-
-
-def test_another_length_than_when_it_was_first_seen_is_refused_before_a_byte(
-    around: Surroundings, server: FileServer
-) -> None:
-    server.serve("/m.bin", DATA)
-    expected = {"m.bin": {"nbytes": 7, "checksums": {}}}
-    with pytest.raises(DigestMismatchError, match=rf"{len(DATA)} bytes.* 7 "):
-        job(around, "fetch", f"{server.url}/m.bin", expected=expected).run()
-    server.wait_for(1, "/m.bin")
-    assert server.sent["/m.bin"] == 1
-
-
-def test_a_look_that_fails_leaves_no_connection(around: Surroundings, server: FileServer) -> None:
-    server.serve("/m.bin", DATA, statuses=[404])
-    with pytest.raises(ArtifactNotFoundError):
-        job(around, "look", f"{server.url}/m.bin").run()
-    until = threading.Event()
-    for _ in range(200):
-        if not server.connections:
-            break
-        until.wait(0.05)
-    assert not server.connections
-
-
-def test_a_job_that_was_stopped_looks_at_nothing_more(around: Surroundings, server: FileServer) -> None:
-    server.serve("/m.bin", DATA)
-    stopped = job(around, "look", f"{server.url}/m.bin")
-    stopped.stop()
-    with pytest.raises(LostPeerError) as raised:
-        stopped.run()
-    assert type(raised.value) is LostPeerError

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.file_server import FileServer, file_server
+from trims.sources import job as job_module
+from trims.sources.hosts import HostPolicy
+from trims.sources.job import Surroundings
+from trims.sources.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.transfer_jobs import Files
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with file_server() as made:
+        yield made
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Surroundings:
+    return Surroundings(Limits(patience_s=0.3), HostPolicy(), tmp_path / "downloads", {})
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that has the next job look at files of the test's own."""
+
+    def use(files: Files) -> Files:
+        monkeypatch.setattr(job_module, "source_of", lambda address, settings: files)
+        return files
+
+    return use
