@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 import yaml
 from repository import ROOT
-from safetensors.numpy import save_file
+from s3_server import KEYS, s3_client, s3_server
+from safetensors.numpy import save, save_file
+from stub_hub import stub_hub
 from trims_predictors.endpoint.http.app import build_app
 
 import trims
@@ -110,12 +112,12 @@ def examples() -> list[Block]:
 class World:
     """A folder with what the documents name, and a daemon that was started as they say."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         self.folder = folder
         self.models = folder / "models"
         self.models.mkdir()
         path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(folder)])
-        self.environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(folder / "run"), "PYTHONPATH": path}
+        self.environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(folder / "run"), "PYTHONPATH": path, **more}
         save_file({EMBEDDINGS: np.ones((8, 4), np.float32)}, folder / "bert.safetensors")
         save_file({"w": np.ones(4, np.float32)}, self.models / "some.safetensors")
         (folder / "my_models.py").write_text(MY_MODELS)
@@ -185,6 +187,20 @@ def world(folder: Path) -> Iterator[World]:
     made.python("trims.connect(wait_s=100).close()")
     yield made
     made.end()
+
+
+@pytest.fixture
+def reaching_world(folder: Path) -> Iterator[World]:
+    """A world from which a hub with the model `org/name` and a bucket `models` are reached."""
+    with stub_hub() as hub, s3_server() as s3:
+        with s3_client(s3) as client:
+            client.create_bucket(Bucket="models")
+        hub.add("org/name", {"config.json": b"{}", "model.safetensors": save({"w": np.ones(4, np.float32)})})
+        of_hub = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "TRIMS_ALLOW_HOSTS": "127.0.0.1,localhost"}
+        made = World(folder, **of_hub, **KEYS, AWS_ENDPOINT_URL=s3, AWS_REGION="us-east-1")
+        made.python("trims.connect(wait_s=100).close()")
+        yield made
+        made.end()
 
 
 def run(world: World, code: str) -> str:
@@ -293,13 +309,24 @@ def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
 
 
-def test_the_commands_of_the_readme_run_in_their_order(world: World) -> None:
+def test_the_commands_of_the_readme_run_in_their_order(reaching_world: World) -> None:
     (block,) = (each for each in blocks("console") if "trims add" in each.text and str(each).startswith("README"))
     typed = [words[1:] for words in commands(block) if words[0] == "trims" and words[1] != "serve"]
-    printed = [world.command(*words) for words in typed]
-    assert [words[0] for words in typed] == ["add", "ps"]
+    printed = [reaching_world.command(*words) for words in typed]
+    assert [words[0] for words in typed] == ["add", "pull", "ps"]
     assert "bert" in printed[0]
-    assert "bert" in printed[1]
+    assert "success" in printed[1]
+    assert "bert" in printed[2]
+
+
+def test_a_model_is_pushed_and_pulled_as_the_readme_says(reaching_world: World) -> None:
+    (block,) = (each for each in blocks("console") if "trims push" in each.text and str(each).startswith("README"))
+    reaching_world.command("add", "bert.safetensors")
+    push, pull = [words[1:] for words in commands(block)]
+    assert "success" in reaching_world.command(*push)
+    reaching_world.command("rm", "bert")  # as on another machine
+    assert "success" in reaching_world.command(*pull)
+    assert "bert" in reaching_world.command("ps")
 
 
 def test_every_block_is_of_a_language_that_a_test_here_runs() -> None:

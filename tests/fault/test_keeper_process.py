@@ -255,7 +255,7 @@ def test_a_keeper_whose_device_is_lost_during_a_hung_copy_ends_and_hangs_up(
             filling.start()
             assert process.stdout.readline() == b"copying\n"
             lose_device(folder, UUID)
-            with pytest.raises(DeviceLostError, match=f"{UUID} is lost"):
+            with pytest.raises(DeviceLostError):  # which says so, or hangs up first
                 other.room()
             lifeline.wait_for_end()
             filling.join()

@@ -407,7 +407,8 @@ class Shell:
             ask.verified = True  # its own files cannot serve it now; an image of them may
             return lambda: self._again(ask, it.error)
         # An image that has no artifact cannot be made again: the reason is what was wrong with it in the cloud.
-        why = ask.met if isinstance(it.error, ArtifactNotFoundError) and ask.met is not None else it.error
+        cloud = isinstance(it.error, ArtifactNotFoundError) and ask.resolved is not None and ask.resolved.cloud
+        why = ask.met if cloud and ask.met is not None else it.error
         self._counters[f"refused.{why.code}"] += 1
         error = ask.in_words(why)
         return lambda: ask.answer(error)

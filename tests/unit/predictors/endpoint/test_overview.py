@@ -153,7 +153,7 @@ def test_transfers_are_shown_and_a_daemon_of_before_has_none() -> None:
     daemon.running = [Transfer("s3://bucket/m", 5, 10, 5, 2.5, 2.0, "fetch")]
     assert page(daemon)["transfers"] == [
         {"address": "s3://bucket/m", "done_bytes": 5, "total_bytes": 10, "fetched_bytes": 5, "bytes_per_s": 2.5,
-         "left_s": 2.0, "what": "fetch"}
+         "left_s": 2.0, "what": "fetch", "trouble": ""}
     ]  # fmt: skip
     daemon.running = None
     assert page(daemon)["transfers"] == []

@@ -81,6 +81,9 @@ class Daemon:
         stats = SimpleNamespace(uptime_s=1.0, sessions=0, leases=0, devices=(), tiers=())
         return SimpleNamespace(health=SimpleNamespace(status=self.health, state_dir="/state"), stats=stats)
 
+    async def transfers(self) -> list[Any]:
+        return []
+
     async def load(self, name: str, *place: str | None, deadline_s: float | None = None) -> None:
         del deadline_s
         if self.error is not None:

@@ -13,7 +13,7 @@ from trims.core.errors import TrimsError, error_classes
 
 OF_OTHERS = {
     "artifact_changed", "busy", "capacity", "daemon_away", "deadline", "device_lost", "draining", "in_use", "lost_peer",
-    "model_not_found", "no_space", "permission_denied", "quota", "too_large",
+    "model_not_found", "no_space", "permission_denied", "quota", "source_unavailable", "too_large",
 }  # fmt: skip
 
 
