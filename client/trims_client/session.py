@@ -229,7 +229,7 @@ class Session:
     ) -> Weights:
         waits = (fallback or self._fallback) is None
         try:
-            answer, borrow, trusted = self._borrowed(_with_place(message, place), name, deadline, waits=waits)
+            answer, borrow, own = self._borrowed(_with_place(message, place), name, deadline, waits=waits)
         except DaemonAwayError as error:
             if waits:
                 raise
@@ -243,7 +243,8 @@ class Session:
             borrow,
             place=str(answer["place"]),
             warm=bool(answer.get("warm")),
-            trusted=trusted,
+            trusted=own and not answer.get("foreign"),
+            foreign=str(answer.get("foreign", "")),
             on_close=self._settle,
             on_report=None if borrow.region is None else lambda nbytes: self._report_workspace(borrow, nbytes),
         )

@@ -93,7 +93,9 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         shared: False if these bytes are a private local copy. That happens only if a fallback was asked for.
         warm: True if the replica was resident at the open, which therefore waited for no load.
         fell_back: Why the replica does not lie at the preferred place, as `place: reason`; None if it does.
-        trusted: True if the daemon runs as this user or root, so that programs in the image may be run.
+        trusted: True if the daemon runs as this user or root, and the image was made on this machine or its manifest
+            has `allow_pickle: true`, so that programs in the image may be run.
+        foreign: Address of an image that others made, and to whose code the manifest does not consent; else empty.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         shared: bool = True,
         warm: bool = False,
         trusted: bool = False,
+        foreign: str = "",
         on_close: Callable[[], None] | None = None,
         on_report: Callable[[int], None] | None = None,
     ) -> None:
@@ -113,6 +116,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self.shared = shared
         self.warm = warm
         self.trusted = trusted
+        self.foreign = foreign
         self._attachment = attachment
         self._on_close = on_close
         self._on_report = on_report

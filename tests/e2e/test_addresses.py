@@ -132,6 +132,53 @@ def test_a_snapshot_that_is_there_costs_no_request_and_no_byte(folder: Path, hub
         assert "HF_HUB_OFFLINE" in missing.stderr
 
 
+def test_a_damaged_blob_of_a_hubs_cache_is_never_served_as_what_its_hub_states(folder: Path, hub: StubHub) -> None:
+    data = weights(3)
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": data})
+    with serving_in(folder / "one", **of_hub(folder, hub)) as first:
+        first.start()
+        assert first.run("pull", "hf://org/model").returncode == 0
+    (link,) = (folder / "hf").rglob("snapshots/*/model.safetensors")
+    blob = link.resolve()
+    with blob.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\xff" * 1000)
+    with serving_in(folder / "two", **of_hub(folder, hub)) as second:
+        second.start()
+        assert second.run("add", "hf://org/model", "--lazy").returncode == 0
+        for _ in range(2):
+            with pytest.raises(DigestMismatchError, match=str(blob)):
+                sum_of(second, "model", "cpu")
+            link.unlink(missing_ok=True)
+            second.run("pull", "model")  # which makes the link again, to the same blob
+        blob.unlink()
+        assert second.run("pull", "model").returncode == 0
+        assert sum_of(second, "model", "cpu") == truth(data)
+
+
+def test_a_mistyped_address_leaves_no_model_behind(folder: Path, hub: StubHub) -> None:
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": weights(4, 1)})
+    with serving_in(folder, **of_hub(folder, hub)) as serving:
+        serving.start()
+        for wrong in ("hf://org/other", "ftp://x/y", "file:///etc/passwd", "hf://org"):
+            assert serving.run("pull", wrong, "--name", "model").returncode == 1
+        assert serving.run("pull", "hf://org/model").returncode == 0
+        assert serving.run("pull", "hf://org/model").returncode == 0
+        listed = json.loads(serving.run("list", "--json").stdout)
+        assert [each["name"] for each in listed] == ["model"]
+
+
+def test_a_signature_in_an_address_is_not_shown_nor_locked_for_others(folder: Path, server: FileServer) -> None:
+    server.serve("/m.safetensors", weights(5, 1))
+    with serving_in(folder) as serving:
+        serving.start()
+        assert serving.run("pull", f"{server.url}/m.safetensors?sig=GEHEIM&x=1").returncode == 0
+        for words in (("list", "--all"), ("lock",), ("lock", "m"), ("pull", "m"), ("ps",)):
+            done = serving.run(*words)
+            assert "GEHEIM" not in done.stdout + done.stderr, words
+            assert done.returncode == (1 if words == ("lock", "m") else 0)
+
+
 def _bytes_below(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
@@ -167,6 +214,37 @@ def test_a_model_that_was_pushed_is_pulled_by_another_daemon_without_a_conversio
             wait_until(lambda: len(daemon.show("m").replicas) == 1)
             assert [each.place for each in daemon.show("m").replicas] == ["cloud"]
         assert sum_of(second, "m") == truth(data)
+
+
+def test_a_push_repairs_what_was_damaged_and_replaces_another_model_only_on_request(
+    folder: Path, bucket: dict[str, str]
+) -> None:
+    variables = {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "256MiB"}
+    for name in ("large", "small"):
+        (folder / f"{name}.safetensors").write_bytes(weights(len(name), 2))
+    address = "s3://models/team/m?x#y"
+    with serving_in(folder, **variables) as serving, s3_client(bucket["AWS_ENDPOINT_URL"]) as store:
+        serving.start()
+        for name in ("large", "small"):
+            assert serving.run("add", str(folder / f"{name}.safetensors")).returncode == 0
+        assert serving.run("push", "large", "S3://models/team/m?x#y").returncode == 0
+        (image,) = (each for each in store.list_objects_v2(Bucket="models", Prefix="team/m?x#y/")["Contents"]
+                    if each["Key"].endswith(".safetensors"))  # fmt: skip
+        store.put_object(Bucket="models", Key=image["Key"], Body=bytes(image["Size"]))
+        again = serving.run("push", "large", address)
+        assert (again.returncode, "was there already" in again.stdout) == (0, False)
+        assert any(store.get_object(Bucket="models", Key=image["Key"])["Body"].read())
+        assert "was there already" in serving.run("push", "large", address).stdout
+        refused = serving.run("push", "small", address)
+        assert refused.returncode == 1
+        assert all(word in refused.stderr for word in ("'large'", "'small'", "--replace"))
+        assert serving.run("push", "small", address, "--replace").returncode == 0
+        described = json.loads(store.get_object(Bucket="models", Key="team/m?x#y/trims.json")["Body"].read())
+        assert described["name"] == "small"
+        assert str(folder) not in json.dumps(described)
+        pulled = serving.run("pull", "S3://models/team/m?x#y", "--name", "back")
+        assert pulled.returncode == 0, pulled.stderr
+        assert serving.run("pull", "S3://models/team/m?x#y", "--name", "back").returncode == 0
 
 
 def test_a_restarted_daemon_knows_its_images_in_the_cloud(folder: Path, bucket: dict[str, str]) -> None:

@@ -105,6 +105,11 @@ class SimBytes:
         self.open[target_fd].content = source.content
         on_progress(nbytes)
 
+    def runs_code(self, fd: int, nbytes: int) -> bool:
+        """See `HostBytes.runs_code`."""
+        del fd, nbytes
+        return False
+
     def copy_behind(
         self, source_fd: int, draft: Draft, on_progress: Callable[[int], None], behind: object
     ) -> str | None:

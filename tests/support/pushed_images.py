@@ -13,18 +13,19 @@ from trims.image.plan import SourceTensor, plan_image
 
 if TYPE_CHECKING:
     from tests.support.file_server import FileServer
+    from trims.image.program import Program
 
 KEY = "c" * 64
 
 
-def image_bytes(nbytes: int = 3_000_000) -> tuple[bytes, np.ndarray]:
+def image_bytes(nbytes: int = 3_000_000, *, seed: int = 5, program: Program | None = None) -> tuple[bytes, np.ndarray]:
     """Return an image with one tensor `weight`, and the tensor."""
-    weight = np.random.default_rng(5).random(nbytes // 8)
+    weight = np.random.default_rng(seed).random(nbytes // 8)
 
     def fill(place: memoryview) -> None:
         place[:] = weight.tobytes()
 
-    plan = plan_image([SourceTensor("weight", "F64", weight.shape, fill=fill)])
+    plan = plan_image([SourceTensor("weight", "F64", weight.shape, fill=fill)], program=program)
     memory = bytearray(plan.nbytes)
     plan.write_into(memoryview(memory))
     return bytes(memory), weight

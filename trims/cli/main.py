@@ -122,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (TrimsError, OSError) as error:
-        sys.stderr.write(f"trims: {error}\n")
+        from trims.cli.output import plain
+
+        sys.stderr.write(f"trims: {plain(str(error))}\n")
         return 1
     except KeyboardInterrupt:
         return 130

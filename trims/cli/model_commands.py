@@ -169,7 +169,9 @@ def _origin(model: Model) -> str:
     artifact = model.manifest.get("artifact", {})
     named = artifact.get("uri") or artifact.get("path")
     if named:
-        return str(named)
+        from trims.manifests.addresses import without_secret
+
+        return without_secret(str(named))
     package, builder = artifact.get("package"), artifact.get("builder")
     return f"pkg://{package['name']}/{package['path']}" if package else f"build://{builder['call']}" if builder else ""
 
@@ -208,7 +210,8 @@ def _show(options: argparse.Namespace) -> None:
         ("outputs", _tensors(model.outputs, model)),
     ):
         if text:
-            say(f"{label:<10} {text}")
+            below = text.replace("\n", f"\n{'':<11}")  # no line of a description begins as one of ours
+            say(f"{label:<10} {below}")
     for replica in model.replicas:
         say(
             f"\nat {replica.place}: {replica.state}, {replica.leases} leases, opened {replica.uses} times, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     from trims.control import Device, Loading, Replica
     from trims.control.answers import Transfer
+
+#: Characters of control but for ends of lines and tabs, ends of lines that only some programs know, and marks that
+#: turn the direction of what is written.
+_FOLLOWED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @functools.cache
@@ -46,14 +51,22 @@ def terminal_width() -> int | None:
     return console().width if console().is_terminal else None
 
 
+def plain(text: str) -> str:
+    """Return a text without what a terminal would follow: characters of control, and such as turn the direction.
+
+    Names and descriptions are those that a model was published with. Ends of lines and tabs stay.
+    """
+    return _FOLLOWED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def say(text: str) -> None:
     """Print one line for a person."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{plain(text)}\n")
 
 
 def note(text: str) -> None:
     """Print one line on standard error."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{plain(text)}\n")
 
 
 def say_json(value: Any) -> None:
@@ -91,7 +104,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str =
     On a terminal that is too narrow, the first column gets lines of its own, above the others: what it names is never
     broken to pieces. Elsewhere each row is one line, however long, for programs such as grep.
     """
-    cells = [list(row) for row in rows]
+    cells = [[plain(cell).replace("\n", "\\n") for cell in row] for row in rows]
     if not cells:
         say(empty)
         return
@@ -216,7 +229,7 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=notes(), transient=True) as progress:
-        task = progress.add_task(name, total=None)
+        task = progress.add_task(plain(name), total=None)
 
         resumed = [0]
 
@@ -225,10 +238,10 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
             here = now.done_bytes - now.fetched_bytes
             if now.phase == "fetching" and here > 0 and not resumed[0]:
                 resumed[0] = here
-                progress.print(f"{name}: {format_bytes(here)} are here already")
+                progress.print(plain(name) + f": {format_bytes(here)} are here already")
             whole = now.phase == "fetching" and now.done_bytes == now.total_bytes > 0
             phase = "verifying" if whole else now.phase
-            progress.update(task, description=f"{name}: {phase}", completed=now.done_bytes, total=total)
+            progress.update(task, description=plain(f"{name}: {phase}"), completed=now.done_bytes, total=total)
 
         yield show
 

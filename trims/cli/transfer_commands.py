@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trims.cli.completion import MODELS, completed
 from trims.cli.connect import admin
 from trims.cli.output import loading, note, say, say_done, say_json
-from trims.core.errors import CallerError, ModelExistsError
+from trims.core.errors import CallerError, ModelExistsError, TrimsError
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     push.set_defaults(run=_push)
     completed(push.add_argument("model", help="a registered model"), MODELS)
     push.add_argument("address", help="s3://bucket/prefix, gs:// or az://")
+    push.add_argument("--replace", action="store_true", help="take the place of another model that lies there")
     push.add_argument("--json", action="store_true", help="print JSON")
     text = "print what was found at the addresses of models, for a trims.lock beside their manifests"
     lock = commands.add_parser("lock", help=text, description=text)
@@ -46,11 +47,16 @@ def _pull(options: argparse.Namespace) -> None:
     from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
 
     with admin(options.runtime_dir) as daemon:
-        name = _registered(daemon, options) if is_address(options.model) else options.model
         if options.name is not None and not is_address(options.model):
             raise CallerError("--name is for an address; a registered model has its name")
-        with loading(name, options.json) as shown:
-            done = daemon.pull(name, update=options.update, on_progress=shown)
+        name, is_new = _registered(daemon, options) if is_address(options.model) else (options.model, False)
+        try:
+            with loading(name, options.json) as shown:
+                done = daemon.pull(name, update=options.update, on_progress=shown)
+        except TrimsError as error:
+            if is_new and not error.retryable:  # a mistyped address leaves nothing behind
+                daemon.remove(name)
+            raise
     if options.json:
         say_json({"model": name, "note": done.note})
         return
@@ -58,23 +64,24 @@ def _pull(options: argparse.Namespace) -> None:
     say("success")
 
 
-def _registered(daemon: Admin, options: argparse.Namespace) -> str:
-    """Register an address; return the name that stands for it. One that is registered for it already is found."""
-    try:
-        return daemon.add(options.model, name=options.name, lazy=True).name
-    except ModelExistsError as error:
-        from trims.manifests.addresses import name_for
+def _registered(daemon: Admin, options: argparse.Namespace) -> tuple[str, bool]:
+    """Register an address; return the name that stands for it, and whether it is new. Raises CallerError."""
+    from trims.manifests.addresses import check_address, name_for, normal
 
+    check_address(normal(options.model))
+    try:
+        return daemon.add(options.model, name=options.name, lazy=True).name, True
+    except ModelExistsError as error:
         name = options.name or name_for(options.model)
         known = daemon.show(name)
-        if known.manifest.get("artifact", {}).get("uri") == options.model:
-            return str(name)
+        if known.manifest.get("artifact", {}).get("uri") == normal(options.model):
+            return str(name), False
         raise ModelExistsError(f"{error}; give another name (--name)") from error
 
 
 def _push(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon, loading(options.model, options.json) as shown:
-        done = daemon.push(options.model, options.address, on_progress=shown)
+        done = daemon.push(options.model, options.address, replace=options.replace, on_progress=shown)
     say_done(options, f"{options.model}: {done.note}\nsuccess", model=options.model, address=options.address,
              note=done.note)  # fmt: skip
 
@@ -82,9 +89,19 @@ def _push(options: argparse.Namespace) -> None:
 def _lock(options: argparse.Namespace) -> None:
     import json
 
+    from trims.manifests.addresses import has_secret
+
     with admin(options.runtime_dir) as daemon:
         names = options.model or [model.name for model in daemon.models() if not model.problem]
         shown = [daemon.show(name) for name in names]
+    signed = [model for model in shown if has_secret(str(model.manifest["artifact"].get("uri", "")))]
+    if options.model and signed:
+        raise CallerError(
+            f"the address of {signed[0].name} has a signature or key in its query, and is not for sharing"
+        )
+    for model in signed:
+        note(f"{model.name} is left out: its address has a signature or key in its query")
+    shown = [model for model in shown if model not in signed]
     entries = {model.manifest["artifact"]["uri"]: json.loads(model.lock_json) for model in shown if model.lock_json}
     without = [model.name for model in shown if not model.lock_json]
     if options.model and without:

@@ -217,16 +217,31 @@ class Admin(_Door):
         with self._errors():
             return _last(self._stub.Pull(orders.message(pb.PullRequest, name=name, update=update)), name, on_progress)
 
-    def push(self, name: str, address: str, *, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+    def push(
+        self,
+        name: str,
+        address: str,
+        *,
+        replace: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Loading:
         """Write a model's image to an address (s3://, gs:// or az://), so that other machines can pull it.
+
+        Args:
+            name: A registered model.
+            address: Where to. A new version of the same model takes the place of the one that lies there.
+            replace: Take the place of another model as well.
+            on_progress: Called with each message.
 
         Returns:
             The last message; its note says what was written.
 
-        Raises ModelNotFoundError, SourceRefusedError, SourceUnavailableError, and what `load` raises.
+        Raises ModelExistsError where another model lies, ModelNotFoundError, SourceRefusedError,
+        SourceUnavailableError, and what `load` raises.
         """
+        request = orders.message(pb.PushRequest, name=name, address=address, replace=replace)
         with self._errors():
-            return _last(self._stub.Push(orders.message(pb.PushRequest, name=name, address=address)), name, on_progress)
+            return _last(self._stub.Push(request), name, on_progress)
 
     def transfers(self) -> list[Transfer]:
         """Return the transfers that run."""
@@ -437,9 +452,16 @@ class AsyncAdmin(_Door):
         with self._errors():
             return await _last_of(self._stub.Pull(request), name, on_progress)
 
-    async def push(self, name: str, address: str, *, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+    async def push(
+        self,
+        name: str,
+        address: str,
+        *,
+        replace: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Loading:
         """See `Admin.push`."""
-        request = orders.message(pb.PushRequest, name=name, address=address)
+        request = orders.message(pb.PushRequest, name=name, address=address, replace=replace)
         with self._errors():
             return await _last_of(self._stub.Push(request), name, on_progress)
 

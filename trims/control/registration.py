@@ -53,7 +53,7 @@ def register_again(model: Model) -> pb.RegisterRequest:
 def _fetched(address: str, name: str | None, state_key: str | None) -> dict[str, Any]:
     """Return a manifest for what lies at an address. Raises CallerError."""
     if local_artifact(address) is None:
-        check_address(address)
+        address = check_address(address)
     options = {} if state_key is None else {"options": {"state_key": state_key}}
     return {"name": name or name_for(address), "artifact": {"uri": address, **options}}
 

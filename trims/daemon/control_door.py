@@ -274,7 +274,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Push(self, request: pb.PushRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         """Write a model's image to an address."""
         self._begin_stream(context)
-        return self._push_progress(self._transfers.push(request.name, request.address), context)
+        return self._push_progress(
+            self._transfers.push(request.name, request.address, replace=request.replace), context
+        )
 
     def _push_progress(self, pushing: Pushing, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         while not pushing.over.wait(_POLL_S):

@@ -274,6 +274,7 @@ def grant_message(request_id: int, granted: Granted) -> Message:
         **({"files": len(granted.pages)} if granted.pages else {}),
         **({"pages": [part[1:] for part in pages]} if (pages := pages_with_grant(granted)) else {}),
         **({"anywhere": True} if granted.anywhere else {}),
+        **({"foreign": granted.foreign} if granted.foreign else {}),
     }
 
 

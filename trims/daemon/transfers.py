@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
@@ -20,15 +21,16 @@ from trims.core.errors import (
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.manifests.addresses import check_address, scheme_of
-from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields
+from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields, portable_recipe
 from trims.registry.base import parse_yaml
 from trims.sources.descriptor import ImageDescription
+from trims.sources.files import address_in
 from trims.sources.lock import portable
 from trims.store.pending_requests import Granted, Pending
 from trims.store.resolve.addresses import cloud_image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from trims.core.place import Place
     from trims.daemon.sources import Sources
@@ -117,24 +119,43 @@ class Transfers:
     def _pull(self, pulling: Pulling, name: str, uri: str, update: bool) -> None:
         try:
             manifest, remote = self._registry.get(name), self._sources.remote
-            origin, stated = manifest.origin, manifest.artifact.sha256
+            origin, stated, before = manifest.origin, manifest.artifact.sha256, remote.seen(uri)
             found = None if update else remote.here(uri, origin=origin, stated=stated)
             if found is None:
                 found = remote.fetch(
                     uri, origin=origin, stated=stated, update=update, wanted=lambda: not pulling.stop.is_set()
                 )
             if update:
-                self._store.manifest_changed(name)
+                self._changed(uri)
             if found.image is not None:
                 self._take_fields(name, found.image)
+            pulling.pending.set(self._opened(name, uri, before if update else None))
         except TrimsError as error:
             pulling.pending.set(error)
-            return
         except Exception as error:
             log.exception("the pull of %s failed", name)
             pulling.pending.set(InternalError(f"{type(error).__name__}: {error}"))
-            return
-        self._store.open(name, pulling.pending.set, lease=False, hint=True)
+
+    def _opened(self, name: str, uri: str, before: Mapping[str, Any] | None) -> Any:
+        """Make a model ready. If it cannot be, what was known of its address `before` an update is known again."""
+        pending = Pending()
+        self._store.open(name, pending.set, lease=False, hint=True)
+        try:
+            return pending.result()
+        except TrimsError:
+            if before is not None:
+                self._sources.remote.put_back(uri, before)
+                self._changed(uri)
+            raise
+
+    def _changed(self, uri: str) -> None:
+        """Have all models of an address looked at again."""
+        for name in self._named(uri):
+            self._store.manifest_changed(name)
+
+    def _named(self, uri: str) -> list[str]:
+        """Return the models whose manifests name an address."""
+        return [name for name in self._registry.names() if _uri_of(self._registry, name) == uri]
 
     def _take_fields(self, name: str, image: ImageDescription) -> None:
         """Take over what a pushed image says of its model, where the manifest here says nothing."""
@@ -149,7 +170,7 @@ class Transfers:
         """Return in words what a pull has found."""
         uri = self._registry.get(name).artifact.uri
         found = None if uri is None else self._sources.remote.here(uri)
-        return "" if found is None else _words(found)
+        return "" if found is None else "; ".join((_words(found), *found.notes))
 
     def locked(self, name: str) -> str:
         """Return what the lock file says of the address of a model, as JSON that holds on any machine; else nothing."""
@@ -167,30 +188,34 @@ class Transfers:
 
     # -- push ------------------------------------------------------------------------------------------------------
 
-    def push(self, name: str, address: str) -> Pushing:
-        """Begin to write a model's image to an address. Raises CallerError, NotSupportedError."""
-        check_address(address)
+    def push(self, name: str, address: str, *, replace: bool = False) -> Pushing:
+        """Begin to write a model's image to an address, with `replace` also where another model lies.
+
+        Raises CallerError, NotSupportedError.
+        """
+        address = check_address(address)
         if scheme_of(address) not in PUSHED:
             raise NotSupportedError(f"models are pushed to {', '.join(f'{each}://' for each in PUSHED)}, not {address}")
         manifest, pushing = self._registry.get(name), Pushing()
-        threading.Thread(target=self._run, args=(pushing, manifest, address), name="trims-push", daemon=True).start()
+        work = (pushing, manifest, address, replace)
+        threading.Thread(target=self._run, args=work, name="trims-push", daemon=True).start()
         return pushing
 
-    def _run(self, pushing: Pushing, manifest: Manifest, address: str) -> None:
+    def _run(self, pushing: Pushing, manifest: Manifest, address: str, replace: bool) -> None:
         try:
-            self._push(pushing, manifest, address)
+            self._push(pushing, manifest, address, replace)
         except BaseException as error:  # noqa: BLE001 - raised to who waits
             pushing.error = error
         finally:
             pushing.over.set()
 
-    def _push(self, pushing: Pushing, manifest: Manifest, address: str) -> None:
+    def _push(self, pushing: Pushing, manifest: Manifest, address: str, replace: bool) -> None:
         session = self._store.begin_session()
         try:
             granted = self._lease(manifest.name, session)
             fields, left = portable_fields(self._registry.raw(manifest.name), manifest.origin)
             described = self._described(manifest, granted, fields)
-            order = {"address": address, "nbytes": granted.nbytes, "image": described}
+            order = {"address": address, "nbytes": granted.nbytes, "image": described, "replace": replace}
 
             def tell(moved: Moved) -> None:
                 pushing.moved = moved
@@ -240,7 +265,7 @@ class Transfers:
             "nbytes": granted.nbytes,
             "file": f"{granted.key[:16]}.{granted.digest}.safetensors",
             "format": format_,
-            "recipe": dict(record.recipe) if record is not None else {"format": format_},
+            "recipe": portable_recipe(record.recipe) if record is not None else {"format": format_},
             "manifest": fields,
             "signature": self._store.catalog.signature_of(granted.key) or "",
             "cost_s": record.cost_s if record is not None else 0.0,
@@ -249,24 +274,27 @@ class Transfers:
     # -- prune -----------------------------------------------------------------------------------------------------
 
     def prune(self, *, dry_run: bool) -> tuple[list[str], int]:
-        """Remove downloads of addresses that no registered manifest names. Return the folders and their bytes.
+        """Remove downloads of addresses that no registered manifest names, whole or begun.
+
+        Return the folders and their bytes.
 
         With `dry_run` nothing is removed.
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
-        remote, used = self._sources.remote, set()
-        for name in self._registry.names():
-            uri = _uri_of(self._registry, name)
-            found = None if uri is None else remote.here(uri)
-            if found is not None and found.folder is not None:
-                used.add(found.folder)
+        remote, uris = self._sources.remote, {_uri_of(self._registry, name) for name in self._registry.names()}
         if not remote.is_idle and not dry_run:
             raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
-        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if folder not in used]
+        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if not self._has(folder, uris)]
         for folder, _ in unused if not dry_run else ():
             remote.downloads.remove(folder)
         return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
+
+    def _has(self, folder: Path, uris: Collection[str | None]) -> bool:
+        """Return whether a registered address has a download: what was found there, or what has come so far."""
+        uri = address_in(folder)
+        entry = self._sources.remote.seen(uri)
+        return uri in uris and (entry is None or Path(entry.get("folder", folder)) == folder)
 
     def forgotten(self, manifest: Manifest) -> None:
         """Remove the download of a model that was removed, if no other model has it. Readers keep what they have."""
@@ -274,7 +302,7 @@ class Transfers:
         found = None if uri is None else remote.here(uri)
         if found is None or found.folder is None or found.folder.parent != remote.downloads.folder:
             return
-        if all(_uri_of(self._registry, name) != uri for name in self._registry.names()):
+        if not self._named(str(uri)):
             remote.downloads.remove(found.folder)
 
 

@@ -12,6 +12,7 @@ import struct
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.image.index import HEADER, LENGTH, MAGIC, decode_header, header_length
+from trims.image.program import EXECUTABLE_KINDS, Program
 
 #: An artifact with more to parse is not converted in a process that serves others: parsing holds the interpreter lock,
 #: and collecting garbage does so for as long as there are many objects. Measured: 2,500 tensors, about so much, take
@@ -43,6 +44,27 @@ def described_bytes(fd: int, nbytes: int, name: str) -> int:
     head = os.pread(fd, _PROGRAM_LENGTH.size, start + index.program_offset) if index.program_bytes else b""
     head_bytes = _PROGRAM_LENGTH.unpack(head)[0] if len(head) == _PROGRAM_LENGTH.size else 0
     return length + index.index_bytes + min(head_bytes, index.program_bytes) + index.program_bytes // _COPIED_PER_PARSED
+
+
+def runs_code(fd: int, nbytes: int) -> bool:
+    """Return whether the program of an image runs code when it is used; True where that cannot be seen.
+
+    False for a file that is no image. Raises OSError if it cannot be read.
+    """
+    try:
+        start = LENGTH.size + header_length(os.pread(fd, LENGTH.size, 0), nbytes, "image")
+        index = decode_header(os.pread(fd, HEADER.size, start))
+    except (ArtifactError, ImageError):
+        return False
+    if not index.program_bytes:
+        return False
+    begin = start + index.program_offset
+    (head_bytes,) = _PROGRAM_LENGTH.unpack(os.pread(fd, _PROGRAM_LENGTH.size, begin).ljust(_PROGRAM_LENGTH.size, b"\0"))
+    try:
+        head = Program.decode(os.pread(fd, _PROGRAM_LENGTH.size + min(head_bytes, index.program_bytes), begin))
+    except ImageError:
+        return True
+    return head.kind in EXECUTABLE_KINDS
 
 
 def without_weights(fd: int, nbytes: int) -> mmap.mmap:

@@ -20,31 +20,55 @@ if TYPE_CHECKING:
 #: Schemes that are fetched by trims itself.
 FETCHED = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "hf")
 LOCAL = ("file", "pkg", "build")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
+#: Schemes of object stores, whose keys stand as they are: without escapes, and `?` and `#` are letters as others.
+_OBJECTS = ("s3", "gs", "az", "abfs", "abfss")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 _MOST_LETTERS = 2048
+#: Names of what a query must keep for itself: `X-Amz-Signature`, `sig`, `token`.
+_SECRET = re.compile(r"(?i)(\A|[-_.])(sig|signature|token|key|apikey|secret|credential|password|auth)\Z")
 
 
 def scheme_of(text: str) -> str:
-    """Return the scheme of an address; empty for a path. One letter is no scheme, nor is `C:` of a path."""
+    """Return the scheme of an address in lower case; empty for a path. One letter is no scheme: `C:` is of a path."""
     found = _SCHEME.match(text)
-    return found[1] if found is not None and len(found[1]) > 1 else ""
+    return found[1].lower() if found is not None and len(found[1]) > 1 else ""
+
+
+def normal(text: str) -> str:
+    """Return an address with its scheme in lower case."""
+    scheme = scheme_of(text)
+    return scheme + text[len(scheme) :]
+
+
+def path_of(address: str) -> str:
+    """Return the path of an address as it stands there; of an object store, the `/` and the key."""
+    if scheme_of(address) in _OBJECTS:
+        _, slash, key = address.partition("://")[2].partition("/")
+        return slash + key
+    return urlsplit(address).path
+
+
+def query_of(address: str) -> str:
+    """Return what stands behind the `?` of an address; empty for that of an object store, which has none."""
+    return "" if scheme_of(address) in _OBJECTS else urlsplit(address).query
 
 
 def is_address(text: str) -> bool:
     """Return whether a text that a user typed is an address and not a path."""
     scheme = scheme_of(text)
-    return bool(scheme) and (scheme in (*FETCHED, *LOCAL) or text.startswith(f"{scheme}://"))
+    return bool(scheme) and (scheme in (*FETCHED, *LOCAL) or text[len(scheme) :].startswith("://"))
 
 
 def check_address(text: str) -> str:
-    """Return an address that is fetched. Raises CallerError for one that is none."""
-    scheme = scheme_of(text)
+    """Return an address that is fetched, as `normal`. Raises CallerError for one that is none."""
+    text, scheme = normal(text), scheme_of(text)
     if not scheme or scheme in LOCAL:
         raise CallerError(
             f"{text!r:.200} is no address that is fetched; write one such as hf://org/name or s3://bucket/key"
         )
-    if len(text) > _MOST_LETTERS or not text.isprintable() or " " in text:
+    blank = text != text.strip() if scheme in _OBJECTS else " " in text
+    if len(text) > _MOST_LETTERS or not text.isprintable() or blank:
         raise CallerError(f"{text!r:.200} is no address: it has blanks or unprintable letters, or is longer than 2048")
     try:
         parts = urlsplit(text)
@@ -66,7 +90,7 @@ def local_artifact(text: str) -> Mapping[str, Any] | None:
 
     Raises CallerError for one that is malformed.
     """
-    scheme = scheme_of(text)
+    text, scheme = normal(text), scheme_of(text)
     try:
         if scheme == "file":
             return {"path": _path(text)}
@@ -126,10 +150,21 @@ def host_of(address: str) -> str:
 
 def name_for(address: str) -> str:
     """Return a model's name made from an address. Raises CallerError if there is none in it."""
-    path = unquote(urlsplit(address).path).rstrip("/")
+    path = unquote(path_of(address)).rstrip("/")
     last = path.rpartition("/")[2].partition("@")[0] if scheme_of(address) == "hf" else path.rpartition("/")[2]
     stem = re.sub(r"(\.safetensors|\.bin|\.index|\.json|\.onnx|\.pth?|\.ckpt|\.np[yz]|-symbol)+\Z", "", last)
     made = re.sub(r"[^a-z0-9._-]", "-", stem.lower())[:128].strip("._-")
     if not made:
         raise CallerError(f"no name can be made from {address}; give one (--name)")
     return made
+
+
+def has_secret(address: str) -> bool:
+    """Return whether an address of a server has a signature or key in its query."""
+    parts = urlsplit(address)
+    return parts.scheme in ("http", "https") and any(map(_SECRET.search, dict(parse_qsl(parts.query))))
+
+
+def without_secret(address: str) -> str:
+    """Return an address without the query if that has a signature or key."""
+    return f"{address.partition('?')[0]}?..." if has_secret(address) else address

@@ -24,6 +24,10 @@ FIELDS = (
 )  # fmt: skip
 #: Fields that are for people: what they say is not followed.
 _PROSE = ("description", "license", "attributes")
+#: Letters that one text may have.
+_MOST_LETTERS = 10_000
+#: Fields that name a file beside the manifest; among the outputs of a step, `labels` names a tensor.
+_FILE_FIELDS = re.compile(r"((?<!\boutputs)\.labels|\.tokenizer)\Z")
 
 
 def foreign_fields(raw: Mapping[str, Any], where: str, origin: str = "") -> dict[str, Any]:
@@ -34,12 +38,17 @@ def foreign_fields(raw: Mapping[str, Any], where: str, origin: str = "") -> dict
         where: Its address, for errors.
         origin: Folder that relative paths begin at here: a field that names a file there leads to this machine's files.
 
-    Raises AddressRefusedError naming the field that leads to this machine's files, to a host, or to code.
+    Raises AddressRefusedError naming the field that leads to this machine's files, to a host, or to code, and
+    ManifestError for one with a text that is too long.
     """
     taken = {name: raw[name] for name in FIELDS if name in raw}
     for name, value in taken.items():
-        for path, text in _texts(value, name) if name not in _PROSE else ():
-            wrong = _wrong(text) or ("a file of this machine" if _is_file(origin, text) else "")
+        for path, text in _texts(value, name):
+            if max(len(path), len(text)) > _MOST_LETTERS:
+                raise ManifestError(
+                    f"the manifest at {where} has a text of more than {_MOST_LETTERS} letters: {path:.100}"
+                )
+            wrong = "" if name in _PROSE else _leads_to(path, text, origin)
             if wrong:
                 raise AddressRefusedError(
                     f"the manifest at {where} names {wrong} ({path}: {text!r:.100}), which one from elsewhere may not; "
@@ -57,8 +66,8 @@ def portable_fields(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any]
     """
     taken, left = {}, []
     for name in (each for each in FIELDS if each in raw):
-        texts = [text for _, text in _texts(raw[name], name)] if name not in _PROSE else []
-        if any(_wrong(text) or _is_file(origin, text) for text in texts):
+        texts = _texts(raw[name], name) if name not in _PROSE else ()
+        if any(_leads_to(path, text, origin) for path, text in texts):
             left.append(name)
         else:
             taken[name] = raw[name]
@@ -66,6 +75,27 @@ def portable_fields(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any]
         left.append("inputs")
         del taken["inputs"]
     return taken, left
+
+
+def portable_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a recipe says on any machine: nothing of code that lay here, and no option that names code or files.
+
+    Nothing is proven by the recipe of a pushed image: its key is made of its address and digest.
+    """
+    taken = {name: value for name, value in recipe.items() if name not in ("builder", "options")}
+    options = recipe.get("options", {})
+    if isinstance(options, dict):
+        taken["options"] = {name: value for name, value in options.items() if not _is_own(value)}
+    return {name: value for name, value in taken.items() if name == "options" or not _is_own(value)}
+
+
+def _is_own(value: Any) -> bool:
+    return any(_wrong(text) for _, text in _texts(value, ""))
+
+
+def left_out(raw: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a pushed image's manifest that are not taken."""
+    return sorted(name for name in raw if name not in FIELDS)
 
 
 #: Fields of an artifact that a manifest from elsewhere may have, beside where it lies.
@@ -97,6 +127,12 @@ def foreign_manifest(raw: object, address: str) -> dict[str, Any]:
     for path, text in _texts(kept, "artifact"):
         if _wrong(text):
             raise AddressRefusedError(f"the manifest at {address} names {_wrong(text)} ({path}: {text!r:.100})")
+    options = kept.get("options")
+    if isinstance(options, dict) and options.get("allow_pickle"):
+        raise AddressRefusedError(
+            f"the manifest at {address} has options.allow_pickle, which one from elsewhere may not: it lets code of "
+            "the artifact run; write a manifest of your own, and register it"
+        )
     others = {name: raw[name] for name in ("name", "residency") if name in raw}
     return {**others, **foreign_fields(raw, address), "artifact": {**kept, "uri": _uri(artifact, address)}}
 
@@ -130,6 +166,13 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _texts(each, f"{path}[{index}]")
+
+
+def _leads_to(path: str, text: str, origin: str) -> str:
+    """Return what a text of a field leads to beside the model itself; empty for nothing."""
+    if text and not _wrong(text) and _FILE_FIELDS.search(path):
+        return "a file beside it, which does not come with the model"
+    return _wrong(text) or ("a file of this machine" if _is_file(origin, text) else "")
 
 
 def _is_file(origin: str, text: str) -> bool:

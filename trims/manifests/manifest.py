@@ -137,7 +137,9 @@ class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
             "File name to hex digest, for files whose publisher states one.",
         ),
     ] = {}
-    allow_pickle: Annotated[bool, about("Let code inside the artifact run, in the converter child.")] = False
+    allow_pickle: Annotated[
+        bool, about("Let code inside the artifact run, in the converter child; of a pushed image, where it is opened.")
+    ] = False
     trust: Annotated[
         str,
         one_of(TRUSTS, "verified: hash the files before their first reader has them; identity: as the daemon is set."),

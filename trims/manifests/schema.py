@@ -13,7 +13,7 @@ from trims.manifests.tensor_fields import Input, Output
 
 #: Checks of the structs beside the types of their fields.
 _BESIDE: Mapping[str, dict[str, Any]] = {
-    "ArtifactSource": {"oneOf": [{"required": [way]} for way in ("path", "package", "builder")]},
+    "ArtifactSource": {"oneOf": [{"required": [way]} for way in ("path", "uri", "package", "builder")]},
     "PredictorSettings": {
         "allOf": [{"not": {"required": two}} for two in (["call", "name"], ["call", "function"], ["name", "function"])]
     },

@@ -11,10 +11,9 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from trims.core.errors import ArtifactError, NotSupportedError
-from trims.manifests.addresses import scheme_of
+from trims.manifests.addresses import path_of, query_of, scheme_of
 from trims.sources.base import CHECKSUMS
 
 if TYPE_CHECKING:
@@ -64,17 +63,23 @@ class ImageDescription:
     signature: str = ""
     cost_s: float = 0.0
 
-    def written(self) -> bytes:
-        """Return it as the file's bytes."""
+    def written(self, stored_as: str = "") -> bytes:
+        """Return it as the file's bytes.
+
+        Args:
+            stored_as: Version that the store gave the image (`RemoteFile.version`), for the next push: it says what
+                lies there, not what the image is.
+        """
+        stored = {"stored_as": stored_as} if stored_as else {}
         return json.dumps(
-            {"kind": FORMAT, "format_version": VERSION, **asdict(self)}, indent=1, sort_keys=True
+            {"kind": FORMAT, "format_version": VERSION, **asdict(self), **stored}, indent=1, sort_keys=True
         ).encode()
 
 
 def address_of(address: str) -> str | None:
     """Return where the description would lie if an address is that of a pushed image; None if it can be none."""
-    path = urlsplit(address).path
-    if scheme_of(address) not in _WITH_DESCRIPTIONS or urlsplit(address).query:
+    path = path_of(address)
+    if scheme_of(address) not in _WITH_DESCRIPTIONS or query_of(address):
         return None
     if path.rpartition("/")[2] == NAME:
         return address
@@ -83,7 +88,7 @@ def address_of(address: str) -> str | None:
 
 def is_guess(address: str) -> bool:
     """Return whether an address may as well be that of a file: a server answers what it likes for a name below one."""
-    path = urlsplit(address).path
+    path = path_of(address)
     return scheme_of(address) in ("http", "https") and not path.endswith("/") and path.rpartition("/")[2] != NAME
 
 
@@ -109,6 +114,12 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     if wrong:
         raise ArtifactError(f"{where} is no description of an image: {wrong}")
     return fields
+
+
+def stored_as(data: bytes) -> str:
+    """Return the version that the store gave the image of a description that `parse` takes; empty if it has none."""
+    stated = json.loads(data).get("stored_as", "")
+    return stated if isinstance(stated, str) else ""
 
 
 def wrong_fields(fields: Mapping[str, Any]) -> str:

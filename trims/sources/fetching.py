@@ -31,6 +31,11 @@ _STATED = (
     "(`trims pull --update`)"
 )
 
+_STATED_OF_FILE = (
+    "its first fetch, its source, its manifest or trims.lock states; remove that file and pull again, or correct what "
+    "is stated"
+)
+
 
 def fetch_files(job: Job) -> dict[str, Any]:
     """Fetch the files of an address to where they are kept; return their paths and checksums."""
@@ -48,7 +53,7 @@ def _files_of(job: Job) -> dict[str, Any]:
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     _check_names(opened.files, expected, job)
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
-    destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files)
+    destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files, _named(job))
     job.work.moved.total_bytes = sum(file.nbytes for file in files)
     paths = _fetch_all(job, opened, files, destination, expected)
     folder = destination.finish(files)
@@ -56,6 +61,11 @@ def _files_of(job: Job) -> dict[str, Any]:
         "pinned": opened.pinned, "notes": list(opened.notes), "folder": str(folder),
         "files": [{**as_json(file), "path": str(paths[file.name][0]), "found": paths[file.name][1]} for file in files],
     }  # fmt: skip
+
+
+def _named(job: Job) -> str:
+    """Return the address as a manifest names it: the one that is asked may have its version."""
+    return str(job.order.get("uri") or job.order["address"])
 
 
 def _fetch_all(
@@ -132,8 +142,8 @@ def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -
 
     Raises DigestMismatchError if it is not as it was when it was first seen.
     """
-    if file.checksums and before.keys() <= file.checksums.keys():
-        return {}
+    if "sha256" in file.checksums and before.keys() <= file.checksums.keys():
+        return {}  # its first reader proves it
     hashers = {name: checksums.hasher(name, file.nbytes) for name in {"blake3", *stated_digests(file, before)}}
     sums: dict[str, list[tuple[int, int]]] = {name: [] for name in checksums.COMBINED & before.keys()}
     with path.open("rb", buffering=0) as data:
@@ -146,7 +156,8 @@ def _proven(file: RemoteFile, path: Path, before: Mapping[str, str], job: Job) -
                 raise LostPeerError("the transfer was stopped; what has come is kept")
     found = {name: each.hexdigest() for name, each in hashers.items()}
     found |= {name: checksums.combined(name, some) for name, some in sums.items()}
-    checksums.compare(f"{file.name} at {job.order['shown']}", before, found, _STATED)
+    where = f"{file.name} of {job.order['shown']}, which lies at {path.resolve()},"
+    checksums.compare(where, {**before, **file.checksums}, found, _STATED_OF_FILE)
     return found
 
 

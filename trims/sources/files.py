@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Folder below a set's own for what is not a file of the address. No address names a file with a blank in front.
 _OWN = " trims"
+#: Name of the file there that says what the set was fetched from, also of a set that is not whole yet.
+_ADDRESS = "address"
 _LOOK_AGAIN_S = 0.1
 #: Refusals of a name: too long, or that of a file and of a folder at once.
 _NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY)
@@ -39,13 +41,14 @@ class Folder:
         downloads: The folder of all downloads.
         pinned: The address.
         files: All that lies there, with their versions.
+        address: As a manifest names it.
     """
 
-    def __init__(self, downloads: Path, pinned: str, files: Sequence[RemoteFile]) -> None:
+    def __init__(self, downloads: Path, pinned: str, files: Sequence[RemoteFile], address: str = "") -> None:
         listed = sorted((file.name, file.version, file.nbytes, sorted(file.checksums.items())) for file in files)
         name = hashlib.sha256(json.dumps([pinned, listed]).encode()).hexdigest()[:32]
         self.path = downloads / name
-        self._own = self.path / _OWN
+        self._own, self._address = self.path / _OWN, address
 
     def find(self, file: RemoteFile) -> Path | None:
         """See `Destination.find`. Of a file without a version or a checksum, nothing here is known to be the same."""
@@ -60,6 +63,8 @@ class Folder:
     def partial(self, file: RemoteFile) -> Path:
         """See `Destination.partial`."""
         self._own.mkdir(parents=True, exist_ok=True)
+        with open(self._own / _ADDRESS, "w", opener=_private) as note:
+            note.write(self._address)
         return self._own / hashlib.sha256(file.name.encode()).hexdigest()[:32]
 
     @contextlib.contextmanager
@@ -97,6 +102,19 @@ class Folder:
         if name.startswith(" "):
             raise ArtifactError(f"its source names a file {file.name!r:.200}, with a blank in front")
         return self.path / name
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only this user may read: an address may have a signature."""
+    return os.open(path, flags, 0o600)
+
+
+def address_in(folder: Path) -> str:
+    """Return the address that a set of files is fetched from; empty if its folder does not say."""
+    try:
+        return (folder / _OWN / _ADDRESS).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from trims.core.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
+from trims.manifests.addresses import path_of
 from trims.sources.connecting import connection_to
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ def shown(url: str) -> str:
     """Return an address for people: without user, query and fragment, which may be secrets."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    return f"{parts.scheme}://{host}{path_of(url)}"
 
 
 def _onward(where: str, to: str) -> str:

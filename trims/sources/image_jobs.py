@@ -7,7 +7,15 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ArtifactError, CallerError, LostPeerError
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    CallerError,
+    LostPeerError,
+    ModelExistsError,
+    NotSupportedError,
+)
 from trims.manifests.addresses import scheme_of
 from trims.memory.large_pages import LargePages
 from trims.memory.reading import read_all
@@ -18,7 +26,9 @@ from trims.sources.settings import SourceSettings
 from trims.sources.transfer import Transfer, stated_digests
 
 if TYPE_CHECKING:
+    from trims.sources.base import RemoteFile
     from trims.sources.job import Job
+    from trims.sources.push import ObjectWriter
 
 
 def fetch_image(job: Job) -> dict[str, Any]:
@@ -45,27 +55,75 @@ def fetch_image(job: Job) -> dict[str, Any]:
 
 
 def push_image(job: Job) -> dict[str, Any]:
-    """Write an image, which came with the order, and its description to an address; the description comes last."""
+    """Write an image, which came with the order, and its description to an address; the description comes last.
+
+    Raises ModelExistsError where another model lies, or a description that is none, unless the order says `replace`.
+    """
     from trims.sources.push import ObjectWriter
 
     order, fd = job.order, job.fds[0]
     if scheme_of(order["address"]) not in OBJECT_STORES:
         raise CallerError(f"{job.order['shown']} is no bucket; {', '.join(OBJECT_STORES)} are schemes of buckets")
-    fields = {**order["image"], "checksums": {"crc64nvme": _crc_of(fd, order["nbytes"], job)}}
-    image = descriptor.ImageDescription(**fields)
-    where, target = str(descriptor.address_of(order["address"])), descriptor.image_address(order["address"], image.file)
-    job.work.moved.total_bytes = image.nbytes
+    where = descriptor.address_of(order["address"])
+    if where is None:
+        raise CallerError(f"{order['shown']} is the address of a file: an image is pushed to a prefix of its own")
     settings = SourceSettings(Http(job.around.policy), job.around.environment)
-    writer = ObjectWriter(settings, scheme_of(target))
-    with contextlib.closing(writer):
+    with contextlib.closing(ObjectWriter(settings, scheme_of(where))) as writer:
+        known, version = _described(writer, where, order["image"]["name"], replace=order.get("replace", False))
+        fields = {**order["image"], "checksums": {"crc64nvme": _crc_of(fd, order["nbytes"], job)}}
+        image = descriptor.ImageDescription(**fields)
+        target = descriptor.image_address(order["address"], image.file)
+        job.work.moved.total_bytes = image.nbytes
         there = writer.head(target)
-        was_there = there is not None and there.nbytes == image.nbytes
-        if was_there:
-            job.work.came(image.nbytes)
+        was_there = there is not None and _is_same(there, image, known, version)
+        if there is None or not was_there:
+            there = writer.put_file(target, fd, image.nbytes, job.work.has_come, lambda: not job.wanted())
         else:
-            writer.put_file(target, fd, image.nbytes, job.work.has_come, lambda: not job.wanted())
-        writer.put_bytes(where, image.written())
+            job.work.came(image.nbytes)
+        writer.put_bytes(where, image.written(there.version))
     return {"image": fields, "was_there": was_there}
+
+
+def _described(
+    writer: ObjectWriter, where: str, name: str, *, replace: bool
+) -> tuple[descriptor.ImageDescription | None, str]:
+    """Return the description that lies at an address, None if none does, and its image's version in the store.
+
+    Raises ModelExistsError for that of another model, or what cannot be read as one, unless it may be replaced.
+    """
+    try:
+        data = writer.read(where, descriptor.MOST_BYTES)
+        if data is None:
+            return None, ""
+        known, version = descriptor.ImageDescription(**descriptor.parse(data, where)), descriptor.stored_as(data)
+    except ArtifactNotFoundError:  # it went away meanwhile
+        return None, ""
+    except ArtifactChangedError:  # another push runs
+        raise
+    except (ArtifactError, NotSupportedError) as error:
+        if replace:
+            return None, ""
+        raise _taken(f"what lies there cannot be read as a model that trims pushed ({error})") from error
+    if known.name != name and not replace:
+        raise _taken(f"the model {known.name!r:.200} lies at {where}, and {name!r} would take its place")
+    return known, version
+
+
+def _taken(why: str) -> ModelExistsError:
+    return ModelExistsError(f"{why}; push to another address, or replace what is there (`trims push --replace`)")
+
+
+def _is_same(
+    there: RemoteFile, image: descriptor.ImageDescription, known: descriptor.ImageDescription | None, version: str
+) -> bool:
+    """Return whether an object has the bytes of an image: by the store's checksum, or unchanged since its push."""
+    if there.nbytes != image.nbytes:
+        return False
+    if stated := there.checksums.get("crc64nvme"):
+        return stated == image.checksums["crc64nvme"]
+    if known is None or (known.key, known.digest, known.file) != (image.key, image.digest, image.file):
+        return False
+    return bool(version) and there.version == version
 
 
 def _crc_of(fd: int, nbytes: int, job: Job) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, SourceRefusedError
+from trims.manifests.foreign import left_out
 from trims.sources import descriptor
 from trims.sources.fetching import as_json, fetch_files
 from trims.sources.image_jobs import fetch_image, push_image
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trims.sources.job import Job
+
+#: Fields that one note names.
+_SHOWN_FIELDS = 10
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -48,7 +52,11 @@ def _descriptor(job: Job) -> dict[str, Any] | None:
         raise
     if descriptor.is_guess(address) and descriptor.FORMAT.encode() not in data:
         return None
-    return {"image": descriptor.parse(data, where)}
+    found = descriptor.parse(data, where)
+    left = left_out(found["manifest"])
+    named = ", ".join(f"{name:.40}" if name.isprintable() else ascii(f"{name:.40}") for name in left[:_SHOWN_FIELDS])
+    notes = [f"left out what its publisher said of: {named}"] if left else []
+    return {"image": found, "notes": notes}
 
 
 def _read(job: Job) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def _replace(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # addresses may have signatures
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -103,7 +104,10 @@ def written(entries: Mapping[str, Any]) -> bytes:
 
 def portable(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an entry says on any machine: without paths of this one."""
-    return {name: value for name, value in entry.items() if name != "folder"}
+    held = {name: value for name, value in entry.items() if name != "folder"}
+    if "files" in held:
+        held["files"] = [{name: each for name, each in file.items() if name != "identity"} for file in held["files"]]
+    return held
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -151,7 +155,7 @@ def _is_file(file: Any) -> bool:
 
 
 #: Lock files beside manifests, as they were read last, by path: with what changes when the file does.
-_read_before: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+_read_before: dict[Path, tuple[list[int], dict[str, Any]]] = {}
 _MOST_READ = 64
 
 
@@ -160,7 +164,7 @@ def beside(origin: str) -> dict[str, Any]:
     path = Path(origin, NAME)
     if not origin or not path.is_file():
         return {}
-    identity = _identity_of(path)
+    identity = identity_of(path)
     known = _read_before.get(path)
     if known is None or known[0] != identity:
         if len(_read_before) >= _MOST_READ:
@@ -169,7 +173,7 @@ def beside(origin: str) -> dict[str, Any]:
     return known[1]
 
 
-def _identity_of(path: Path) -> tuple[int, ...]:
-    """Return numbers that change when a file does."""
+def identity_of(path: Path) -> list[int]:
+    """Return numbers that change when a file does. Raises OSError."""
     found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

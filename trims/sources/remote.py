@@ -47,6 +47,7 @@ class Fetched:
         folder: Where the files lie under their names.
         pushed: The image was pushed there by this daemon.
         proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
+        identities: Of each file when it was fetched or proven: with another one, it was written since.
         fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
@@ -60,6 +61,7 @@ class Fetched:
     image: ImageDescription | None = None
     pushed: bool = False
     proven: frozenset[str] = frozenset()
+    identities: Mapping[str, list[int]] = field(default_factory=dict)
     fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -98,9 +100,12 @@ class Remote:
         self._lock_file = lock
         self._lock = threading.Lock()
         self._flights: dict[str, _Flight] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
 
     def here(self, address: str, *, origin: str = "", stated: Mapping[str, str] | None = None) -> Fetched | None:
         """Return what was fetched from an address, if all of it is still here. Looks at files; uses no network.
+
+        Files that were written since they were fetched are not here: `fetch` proves them again.
 
         Args:
             address: See `fetch`.
@@ -111,8 +116,9 @@ class Remote:
         """
         entry = self._lock_file.get(address)
         found = None if entry is None else _fetched(address, entry)
-        if found is None or (found.image is None and not (found.files and all(map(_is_file, found.files.values())))):
+        if found is None or (found.image is None and not _are_here(found)):
             return None
+        found = replace(found, notes=self._notes.get(address, ()))
         return found if _is_as(found, _expected(address, None, origin, stated or {})) else None
 
     def seen(self, address: str) -> Mapping[str, Any] | None:
@@ -180,10 +186,10 @@ class Remote:
     def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
         order = {
             "address": _pinned(address, expected["pinned"]), "expected": expected["files"], "named": named,
-            "stated": expected["stated"],
+            "stated": expected["stated"], "uri": address,
         }  # fmt: skip
         answer = self._fetched(order, flight)
-        entry = {**_entry(answer, expected), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        entry = {**_entry(answer), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         _check_kind(address, expected, answer)
         if answer.get("image") is not None and expected["image"] is not None:
             _check_image(address, expected["image"], answer["image"])
@@ -193,10 +199,11 @@ class Remote:
         if found.folder is not None:
             self.downloads.used(found.folder)
             self.downloads.keep_within(busy=[found.folder, *self._unfinished(address)])
-        for note in answer.get("notes", ()):
+        self._notes[address] = tuple(answer.get("notes", ()))
+        for note in self._notes[address]:
             log.warning("%s: %s", shown(address), note)
         came = frozenset(file["name"] for file in answer.get("files", ()) if file["found"])
-        return replace(found, fetched=came, notes=tuple(answer.get("notes", ())))
+        return replace(found, fetched=came, notes=self._notes[address])
 
     def _fetched(self, order: Mapping[str, Any], flight: _Flight) -> dict[str, Any]:
         """Have the files fetched; where the disk is full, other downloads make room once."""
@@ -240,6 +247,10 @@ class Remote:
         """Keep that an image was pushed to an address."""
         self._lock_file.put(address, {"pinned": address, "image": vars(image), "pushed": True})
 
+    def put_back(self, address: str, entry: Mapping[str, Any]) -> None:
+        """Take up again what was known of an address (`seen`), in place of what was found there since."""
+        self._lock_file.put(address, entry)
+
     def forget(self, address: str) -> None:
         """Forget what was found at an address: the next fetch takes what lies there then."""
         self._lock_file.forget(address)
@@ -271,16 +282,20 @@ def _pinned(address: str, pinned: str) -> str:
     return address if scheme_of(address) in ("http", "https") else pinned or address
 
 
-def _is_file(path: Path) -> bool:
+def _are_here(found: Fetched) -> bool:
+    """Return whether all files are here, and none was written since it was fetched or proven."""
+    return bool(found.files) and all(_is_here(path, found.identities.get(name)) for name, path in found.files.items())
+
+
+def _is_here(path: Path, identity: list[int] | None) -> bool:
     try:
-        return path.is_file()
+        return path.is_file() and identity in (None, lock_files.identity_of(path))
     except OSError:
         return False
 
 
 def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated: Mapping[str, str]) -> dict[str, Any]:
     """Return what must be found at an address: as the lock file beside the manifest says, then the daemon's own."""
-    found = {file["name"]: file.get("found", {}) for file in (entry or {}).get("files", ())}
     entry = lock_files.beside(origin).get(address) or entry or {}
     files = {file["name"]: {"nbytes": file["nbytes"], "checksums": {**file["checksums"], **file.get("found", {})}}
              for file in entry.get("files", ())}  # fmt: skip
@@ -288,19 +303,18 @@ def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated
         known = files.setdefault(name, {"nbytes": None, "checksums": {}})
         known["checksums"]["sha256"] = digest
     return {
-        "pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image"), "found": found,
+        "pinned": entry.get("pinned", ""), "files": files, "image": entry.get("image"),
         "stated": sorted(stated),
     }  # fmt: skip
 
 
-def _entry(answer: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(answer: Mapping[str, Any]) -> dict[str, Any]:
     if answer.get("image") is not None:
         return {"pinned": "", "image": answer["image"]}
     files = []
     for file in answer["files"]:
-        before = expected["files"].get(file["name"], {}).get("checksums", {})
         kept = {what: value for what, value in file.items() if what != "path"}
-        files.append({**kept, "found": file["found"] or dict(before)})
+        files.append({**kept, "identity": lock_files.identity_of(Path(answer["folder"], file["name"]))})
     return {"pinned": answer["pinned"], "folder": answer["folder"], "files": files}
 
 
@@ -358,4 +372,5 @@ def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
         {file["name"]: {**file["checksums"], **file.get("found", {})} for file in files},
         Path(entry["folder"]),
         proven=frozenset(file["name"] for file in files if file.get("found")),
+        identities={file["name"]: file["identity"] for file in files if "identity" in file},
     )

@@ -45,6 +45,7 @@ class Granted:
             descriptors stay the store's, too.
         anywhere: Neither the request nor the manifest named a place.
         resumed: Taken up by its key, without a look into a name.
+        foreign: See `Resolved.foreign`.
     """
 
     lease: int
@@ -59,6 +60,7 @@ class Granted:
     pages: tuple[Pages, ...] = ()
     anywhere: bool = False
     resumed: bool = False
+    foreign: str = ""
 
 
 @record

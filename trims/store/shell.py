@@ -370,6 +370,7 @@ class Shell:
             extent.pages,
             extent.place is DISK and ask.names_no_place,
             ask.resolved is None,
+            "" if ask.resolved is None else ask.resolved.foreign,
         )
         return partial(ask.answer, granted)
 

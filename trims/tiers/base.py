@@ -96,6 +96,7 @@ class Extent:
             to the next file.
         label: For the tier's own use; shows where the bytes are.
         fresh: True if the bytes were checked in this daemon's life.
+        fetched: True if they came from the cloud in this life.
         identity: `identity_of` the file when it was sealed, found or verified; another one means that it was touched.
         named: Whether the file has a name, which another process could remove.
         export: What lets borrowers open the memory, if it is a device's; `fd` is the head of the image then, and owned
@@ -110,6 +111,7 @@ class Extent:
     fd: int
     label: str
     fresh: bool = True
+    fetched: bool = False
     identity: tuple[int, ...] | None = None
     named: bool = True
     export: Export | None = None
@@ -280,6 +282,14 @@ class RemoteTier(Tier, Protocol):
         Raises ImageError if the bytes are not those that were described, SourceUnavailableError and the like if they
         cannot be had now, LostPeerError once `stopped()` is true.
         """
+        ...
+
+    def doubt(self, key: str) -> None:
+        """Note that an image that was fetched turned out to have other bytes than it is said to have."""
+        ...
+
+    def doubts(self, key: str) -> bool:
+        """Return whether that was so: then it is hashed before it is lent, from now on."""
         ...
 
 

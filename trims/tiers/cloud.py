@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+#: Most keys of broken images that are kept.
+_MOST_DOUBTED = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class CloudImage:
@@ -70,6 +73,8 @@ class CloudTier:
         self._fetch = fetch
         self._known = known
         self._images: dict[str, CloudImage] = {}
+        #: Keys of images that turned out to have other bytes than they are said to have.
+        self._doubted: dict[str, None] = {}
 
     def know(self, image: CloudImage) -> Extent:
         """Return the memory, so to speak, of an image at an address; it replaces one that was known of the same key."""
@@ -81,6 +86,16 @@ class CloudTier:
     ) -> None:
         """See `RemoteTier.fetch`."""
         self._fetch(self._images[extent.key], draft, on_progress, stopped)
+
+    def doubts(self, key: str) -> bool:
+        """See `RemoteTier.doubts`."""
+        return key in self._doubted
+
+    def doubt(self, key: str) -> None:
+        """See `RemoteTier.doubt`."""
+        self._doubted[key] = None
+        while len(self._doubted) > _MOST_DOUBTED:
+            self._doubted.pop(next(iter(self._doubted)))
 
     def scan(self) -> Iterator[Extent]:
         """See `Tier.scan`. No network is used: what earlier lives knew is taken for there until it is wanted."""

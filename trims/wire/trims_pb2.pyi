@@ -58,12 +58,14 @@ class PullRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., update: bool = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("name", "address")
+    __slots__ = ("name", "address", "replace")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., replace: bool = ...) -> None: ...
 
 class Transfer(_message.Message):
     __slots__ = ("address", "done_bytes", "total_bytes", "fetched_bytes", "bytes_per_s", "left_s", "what", "trouble")

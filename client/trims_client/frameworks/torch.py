@@ -108,7 +108,8 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
     Args:
         weights: A model whose manifest names a `module` builder (formats torch and safetensors).
         trust_program: Whether code in the image may run: a skeleton is a pickle. None means `weights.trusted`, which is
-            true when the daemon is run by this user or root.
+            true when the daemon is run by this user or root, and the image was made on this machine or the manifest has
+            `allow_pickle: true`.
         writable: Parameters in private copy-on-write memory, for training or editing; on a device, copies.
 
     Returns:
@@ -124,6 +125,8 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
         ArtifactError: The builder raised, or returned no module that the weights fit; its own error is the cause.
     """
     program = _program(weights)
+    if trust_program is None and weights.foreign:
+        raise PermissionDeniedError(_foreign_program(weights, program))
     if not (weights.trusted if trust_program is None else trust_program):
         raise PermissionDeniedError(
             f"the {program.kind.replace('-', ' ')} of {weights.name!r} runs code when it is loaded, and it is not "
@@ -136,6 +139,16 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
             made = _unpickled(weights, program, writable=writable)
     _map_ahead(made, weights)
     return made
+
+
+def _foreign_program(weights: Weights, program: Program) -> str:
+    """Return why the program of an image that others made is not run, and what to do."""
+    what = "a pickle, which can run anything" if program.kind == KIND else "a call of any function, with any arguments"
+    return (
+        f"the image of {weights.name!r} came from {weights.foreign}, and its program is {what}; if you trust its "
+        f"publisher, register a manifest of your own with artifact: {{uri: {weights.foreign}, allow_pickle: true}}; "
+        "else build the module yourself, and use load_into: the tensors are safe"
+    )
 
 
 @contextlib.contextmanager

@@ -122,6 +122,14 @@ def test_show_leaves_out_what_is_not_known_and_tells_each_replicas_story(
     assert lines[5:] == ["  trims.segment", "  queued", "  sealed"]
 
 
+def test_show_prints_no_line_and_no_letter_of_control_as_a_publisher_wrote_it(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(show=replace(MODEL, description="a\x1b[2J\nlicense    MIT", license="none\r"))
+    lines = told(capsys, "show", "bert").splitlines()
+    assert lines[1:4] == ["about      a\\x1b[2J", f"{'':11}license    MIT", "license    none\\r"]
+
+
 def test_show_says_why_a_model_is_not_in_memory(
     answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
 ) -> None:

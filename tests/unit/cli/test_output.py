@@ -45,6 +45,28 @@ def test_of_many_holders_the_first_are_listed_and_the_rest_counted() -> None:
         assert (row["size"], row["leases"], row["until"]) == ("2.0 KiB", "2", "leases close")
 
 
+HOSTILE = "a\x1b[2Jb\r\x9b\u202ec\u2066"
+SHOWN = "a\\x1b[2Jb\\r\\x9b\\u202ec\\u2066"
+
+
+def test_nothing_that_a_terminal_would_follow_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say(HOSTILE)
+    output.note(HOSTILE)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (f"{SHOWN}\n", f"{SHOWN}\n")
+    assert output.plain("née 模型\tone\ntwo") == "née 模型\tone\ntwo"
+
+
+def test_a_cell_of_a_table_is_one_line_without_what_a_terminal_would_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    monkeypatch.setattr(output, "console", lambda: console)
+    output.table(["model"], [[f"{HOSTILE}\nsuccess"]])
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[-1] == f"{SHOWN}\\nsuccess"
+
+
 def test_json_leaves_out_what_is_absent_and_keeps_what_is_empty() -> None:
     model = replace(MODEL, replicas=(a_replica(), a_replica(keep_left_s=0.0)))
     shown = output.as_json(model)

@@ -89,6 +89,9 @@ def test_a_push_names_model_and_address(answer: Callable[..., Operator], capsys:
     assert main(["push", "bert", "s3://b/m"]) == 0
     assert capsys.readouterr().out.endswith("success\n")
     assert daemon.orders[0][1] == ("bert", "s3://b/m")
+    assert daemon.orders[0][2]["replace"] is False
+    assert main(["push", "bert", "s3://b/m", "--replace"]) == 0
+    assert daemon.orders[1][2]["replace"] is True
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])

@@ -14,6 +14,7 @@ from trims_client import connect
 from tests.support.file_server import FileServer, file_server
 from trims.core.errors import (
     AddressRefusedError,
+    ArtifactError,
     CallerError,
     DigestMismatchError,
     InUseError,
@@ -91,6 +92,64 @@ def test_an_update_takes_what_lies_there_now_and_a_failed_one_leaves_what_was(
     reads(daemon, "m", WEIGHT + 1)
 
 
+def test_an_update_is_that_of_all_models_of_the_address(
+    daemon: Daemon, transfers: Transfers, server: FileServer
+) -> None:
+    first, weight = image_bytes(100_000)
+    uri = put(server, first)
+    for name in ("one", "two"):
+        register(daemon, name, uri)
+        pull(transfers, name)
+        reads(daemon, name, weight)
+    second, other = image_bytes(100_000, seed=1)
+    put(server, second)
+    pull(transfers, "two", update=True)
+    reads(daemon, "one", other)
+    reads(daemon, "two", other)
+
+
+def test_an_update_to_what_cannot_be_opened_leaves_what_was_known(
+    daemon: Daemon, transfers: Transfers, server: FileServer
+) -> None:
+    server.serve("/m.safetensors", DATA)
+    register(daemon, "m", f"{server.url}/m.safetensors")
+    pull(transfers, "m")
+    reads(daemon, "m", WEIGHT)
+    server.serve("/m.safetensors", b"\xff" * 1000, etag='"v2"')
+    for _ in range(2):
+        with pytest.raises(ArtifactError):
+            pull(transfers, "m", update=True)
+        reads(daemon, "m", WEIGHT)
+    pull(transfers, "m")
+    reads(daemon, "m", WEIGHT)
+
+
+@pytest.mark.parametrize("place", [None, "cpu"])
+def test_a_download_that_was_written_since_is_not_served_as_what_was_fetched(
+    place: str | None, daemon: Daemon, transfers: Transfers, server: FileServer
+) -> None:
+    server.serve("/m.safetensors", DATA)
+    uri = f"{server.url}/m.safetensors"
+    register(daemon, "m", uri)
+    pull(transfers, "m")
+    here = daemon.sources.remote.here(uri)
+    assert here is not None
+    (path,) = here.files.values()
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff" * 1000)
+    assert daemon.sources.remote.here(uri) is None
+    with pytest.raises(DigestMismatchError, match=str(path)):
+        pull(transfers, "m")
+    reads(daemon, "m", WEIGHT)  # from the image in memory
+    daemon.store.evict_image(daemon.store.key_of("m"), None, drain=False, name="m")
+    with connect(daemon.config.runtime_dir) as session, pytest.raises(DigestMismatchError):
+        session.open("m", place=place)
+    path.unlink()
+    pull(transfers, "m")
+    reads(daemon, "m", WEIGHT)
+
+
 def test_a_model_without_an_address_is_not_pulled(
     daemon: Daemon, transfers: Transfers, checkpoint: Callable[..., Path]
 ) -> None:
@@ -141,6 +200,7 @@ def test_a_pushed_images_manifest_fills_in_what_is_not_said_here(
     assert (raw["description"], raw["license"], raw.get("residency")) == ("ours", "MIT", None)
     reads(daemon, "m", weight)
     assert transfers.pulled("m").startswith("image ")
+    assert transfers.pulled("m").endswith("left out what its publisher said of: residency")
 
 
 def test_a_pushed_images_manifest_that_names_code_is_refused(
@@ -181,6 +241,7 @@ def test_prune_removes_downloads_that_no_model_has_and_not_while_one_is_written(
     slow.stall_after = None
     slow.resume.set()
     pulling.pending.result(WAIT_S)
+    daemon.sources.remote.forget(f"{server.url}/a.safetensors")  # as without the lock file: it is a model's still
     listed, nbytes = transfers.prune(dry_run=True)
     removed, freed = transfers.prune(dry_run=False)
     assert (len(removed), removed, freed) == (1, listed, nbytes)

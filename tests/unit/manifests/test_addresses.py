@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from trims.core.errors import CallerError
-from trims.manifests.addresses import check_address, host_of, is_address, local_artifact, name_for, scheme_of
+from trims.manifests.addresses import (
+    check_address,
+    host_of,
+    is_address,
+    local_artifact,
+    name_for,
+    path_of,
+    query_of,
+    scheme_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +28,8 @@ from trims.manifests.addresses import check_address, host_of, is_address, local_
         ("file:/m", "file", True),
         ("own+x://a", "own+x", True),
         ("own:a", "own", False),
+        ("HF://org/name", "hf", True),
+        ("Own+X://a", "own+x", True),
         ("C:\\models", "", False),
         ("c:/models", "", False),
         ("/models/m.bin", "", False),
@@ -31,7 +42,7 @@ def test_a_text_is_an_address_by_its_scheme(text: str, scheme: str, address: boo
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://b/k", "hf://org/name@rev/x", "https://h:8443/m?x=1", "az://c@account/k", "own://a"]
+    "text", ["s3://b/k", "hf://org/name@rev/x", "https://h:8443/m?x=1", "az://c@account/k", "own://a", "s3://b/a b?c#d"]
 )
 def test_an_address_that_is_fetched_is_taken_as_it_is(text: str) -> None:
     assert check_address(text) == text
@@ -42,7 +53,7 @@ def test_an_address_that_is_fetched_is_taken_as_it_is(text: str) -> None:
     [
         "", "m.bin", "file:///m", "pkg://a/b", "build://a:b", "s3:///k", "https://", "http://h/a b", "http://h/\n",
         "http://h/" + "x" * 2048, "http://[::1/m", "http://h:port/m", "http://h:99999/m", "http://me@h/m",
-        "https://me:word@h/m", "s3://key:word@b/k",
+        "https://me:word@h/m", "s3://key:word@b/k", "s3://b/k ", "hf://org/a b",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_its_secrets(text: str) -> None:
@@ -50,6 +61,26 @@ def test_what_is_no_address_is_refused_without_its_secrets(text: str) -> None:
         check_address(text)
     assert raised.value.code == "bad_request"
     assert "word" not in str(raised.value)
+
+
+def test_a_scheme_may_be_in_upper_case() -> None:
+    assert check_address("S3://Bucket/Key") == "s3://Bucket/Key"
+    assert check_address("HTTPS://h/M") == "https://h/M"
+    assert local_artifact("FILE:///m") == {"path": "/m"}
+    assert local_artifact("BUILD://my.mod:make") == {"builder": {"call": "my.mod:make", "args": {}}}
+
+
+@pytest.mark.parametrize(
+    ("address", "path", "query"),
+    [
+        ("s3://b/m?x#y", "/m?x#y", ""),
+        ("s3://b", "", ""),
+        ("abfs://c@a.dfs.core.windows.net/k?", "/k?", ""),
+        ("https://h/m?x#y", "/m", "x"),
+    ],
+)
+def test_a_key_of_an_object_store_has_no_query(address: str, path: str, query: str) -> None:
+    assert (path_of(address), query_of(address)) == (path, query)
 
 
 @pytest.mark.parametrize(

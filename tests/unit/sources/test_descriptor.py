@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from trims.core.errors import ArtifactError, NotSupportedError
-from trims.sources.descriptor import ImageDescription, address_of, image_address, is_guess, parse, wrong_fields
+from trims.sources.descriptor import (
+    ImageDescription,
+    address_of,
+    image_address,
+    is_guess,
+    parse,
+    stored_as,
+    wrong_fields,
+)
 
 IMAGE = ImageDescription(
     "bert", "a" * 64, "b" * 64, 1000, {"crc64nvme": "0" * 16}, "a.safetensors", "torch", {"format": "torch"},
@@ -87,6 +95,8 @@ def test_a_later_format_is_refused_as_one(version: object) -> None:
         ("https://h/bert/", "https://h/bert/trims.json", False),
         ("https://h/bert/trims.json", "https://h/bert/trims.json", False),
         ("s3://b/model.safetensors", None, False),
+        ("s3://b/m?x#y", "s3://b/m?x#y/trims.json", False),
+        ("s3://b/m?x#y/trims.json", "s3://b/m?x#y/trims.json", False),
         ("https://h/m?token=x", None, True),
         ("hf://org/name", None, False),
     ],
@@ -99,3 +109,11 @@ def test_where_a_description_would_lie(address: str, where: str | None, guess: b
 def test_an_image_lies_beside_its_description() -> None:
     assert image_address("s3://b/bert", "k.safetensors") == "s3://b/bert/k.safetensors"
     assert image_address("s3://b/bert/trims.json", "k.safetensors") == "s3://b/bert/k.safetensors"
+    assert image_address("s3://b/m?x#y", "k.safetensors") == "s3://b/m?x#y/k.safetensors"
+
+
+def test_what_the_store_has_is_stated_beside_the_image_and_is_no_part_of_it() -> None:
+    written = IMAGE.written('"etag"')
+    assert stored_as(written) == '"etag"'
+    assert ImageDescription(**parse(written, "x")) == IMAGE
+    assert stored_as(IMAGE.written()) == stored_as(raw(stored_as=7)) == ""

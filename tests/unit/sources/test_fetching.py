@@ -70,8 +70,10 @@ def test_several_files_are_fetched_and_an_empty_one_is_a_file(around: Surroundin
     }  # fmt: skip
     assert all(Path(file["path"]).is_relative_to(found["folder"]) for file in found["files"])
     assert {file["name"]: file["found"]["blake3"] for file in found["files"]}["empty"] == blake3.blake3(b"").hexdigest()
-    left = {path.suffix for path in around.downloads.rglob("*") if path.is_file() and " trims" in str(path)}
-    assert left == {".lock"}
+    left = {
+        path.suffix or path.name for path in around.downloads.rglob("*") if path.is_file() and " trims" in str(path)
+    }
+    assert left == {".lock", "address"}
 
 
 def test_one_file_that_fails_ends_the_others_at_once_and_is_the_one_that_is_named(

@@ -46,6 +46,13 @@ def test_a_pushed_image_is_found_by_its_description(around: Surroundings, server
         run(job(around, "fetch", f"{server.url}/bert"))
 
 
+def test_what_is_not_taken_of_a_publishers_manifest_is_said(around: Surroundings, server: FileServer) -> None:
+    manifest = {"license": "MIT", "residency": {"pin": True}, "artifact": {}, "a\x1b[2J": 1}
+    server.serve("/bert/trims.json", json.dumps({**IMAGE, "manifest": manifest}).encode())
+    (note,) = run(job(around, "fetch", f"{server.url}/bert"))["notes"]
+    assert note == "left out what its publisher said of: 'a\\x1b[2J', artifact, residency"
+
+
 @pytest.mark.parametrize("answer", [404, 403, 400, "page", "long"])
 def test_a_file_without_an_ending_is_fetched_whatever_is_said_of_names_below_it(
     answer: int | str, around: Surroundings, server: FileServer, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from awscrt import checksums
 from looking import WAIT_S, Asker, error_of, states, wait_until
 from pushed_images import KEY, image_bytes, put
 from trims_client import connect
@@ -13,6 +14,7 @@ from trims_client import connect
 from tests.support.file_server import FileServer, file_server
 from trims.core.errors import ImageError, NotSupportedError, SourceUnavailableError, TrimsError
 from trims.core.place import CLOUD, CPU, DISK
+from trims.image.program import Program
 from trims.tiers.cloud import CloudImage
 
 if TYPE_CHECKING:
@@ -145,4 +147,40 @@ def test_a_server_that_is_away_fails_the_open_and_the_next_one_is_served(
     served.statuses = []
     served.headers = {}
     reads_true(daemon)
+    asker.end()
+
+
+def test_a_wrong_digest_takes_the_replica_out_of_service_until_it_is_right(
+    daemon: Daemon, server: FileServer, register: Callable[..., None]
+) -> None:
+    data, _ = image_bytes(seed=6)
+    wrong = checksums.crc64nvme(data)  # which the description states, as one who writes there can have it do
+    register(checksums={"crc64nvme": f"{wrong:016x}"})
+    server.serve("/bert/m.safetensors", data, etag=f'"{wrong:x}"')
+    asker = Asker(daemon)
+    asker.open("m", None)
+    wait_until(lambda: "cloud" not in states(daemon), "it stays in the books")
+    asker.end()
+    wait_until(lambda: not states(daemon), "a copy of it stays")
+    asker = Asker(daemon)
+    for place in (CPU, DISK, None):
+        error = error_of(asker.ask("m", place))
+        assert isinstance(error, ImageError), repr(error)
+        assert f"{server.url}/bert/m.safetensors" in str(error)
+    assert set(states(daemon)) <= {"cloud"}
+    register()
+    daemon.store.resolver.remote.forget(f"{server.url}/bert")  # type: ignore[union-attr]
+    daemon.store.manifest_changed("m")
+    asker.end()
+    wait_until(lambda: set(states(daemon)) <= {"cloud"}, "a draft is left")
+    reads_true(daemon)
+
+
+def test_a_program_that_runs_code_is_proven_before_it_is_lent(daemon: Daemon, register: Callable[..., None]) -> None:
+    data, _ = image_bytes(program=Program("torch-skeleton", {}, b"x"))
+    register(data, digest="0" * 64)
+    asker = Asker(daemon)
+    error = error_of(asker.ask("m"))
+    assert isinstance(error, ImageError)
+    assert "is not as it was described" in str(error)
     asker.end()

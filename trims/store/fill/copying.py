@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trims.background.task import Order, SourceFailedError, Task
 from trims.core.errors import ImageError, LostPeerError
+from trims.image.peek import runs_code
 from trims.store.fill.plans import SHUTTING_DOWN
 from trims.store.work import step_back
 from trims.tiers.base import DeviceTier, RemoteTier, identity_of
@@ -40,6 +41,10 @@ class HostBytes(Protocol):
 
     def check(self, fd: int, nbytes: int) -> None:
         """Raise ImageError if the file is no image."""
+        ...
+
+    def runs_code(self, fd: int, nbytes: int) -> bool:
+        """Return whether the program of an image runs code when it is used."""
         ...
 
     def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
@@ -89,6 +94,10 @@ class RealHostBytes:
     def check(self, fd: int, nbytes: int) -> None:
         """See `HostBytes.check`."""
         check_bytes(fd, nbytes)
+
+    def runs_code(self, fd: int, nbytes: int) -> bool:
+        """See `HostBytes.runs_code`."""
+        return runs_code(fd, nbytes)
 
     def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
         """See `HostBytes.digest`."""
@@ -178,6 +187,7 @@ class Copier:
         if isinstance(origin, RemoteTier):
             origin.fetch(source, draft, on_progress, self._stopping.is_set)
             self._host.check(draft.fd, draft.nbytes)  # a publisher is not trusted with the form
+            self._prove(draft, origin, source)
         elif isinstance(target, DeviceTier):
             if isinstance(origin, DeviceTier):
                 target.copy_across(draft, source, tell)
@@ -196,6 +206,20 @@ class Copier:
             self._host.copy(source.fd, draft.fd, draft.nbytes, on_progress, draft.pages)
             self._check(source, draft.fd, self._host.digest)
         return source.digest
+
+    def _prove(self, draft: Draft, origin: RemoteTier, source: Extent) -> None:
+        """Hash what was fetched before it is lent, if it may run code, or was found broken behind its readers before.
+
+        The checksums of the way keep no attacker out. What holds tensors only is hashed behind its first readers.
+        """
+        if not (origin.doubts(source.key) or self._host.runs_code(draft.fd, draft.nbytes)):
+            return
+        found = self._host.digest(draft.fd, draft.nbytes)
+        if found != source.digest:
+            raise ImageError(
+                f"the image at {source.label} is not as it was described: it hashes to {found[:16]}..., "
+                f"{source.digest[:16]}... is stated; push the model again, or see who wrote there"
+            )
 
     @contextlib.contextmanager
     def _checking(self, source: Extent) -> Iterator[None]:

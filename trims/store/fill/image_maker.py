@@ -111,7 +111,8 @@ class ImageMaker:
                 raise tier.explain(error, nbytes) from error
             self._identify(tier, made)
             # What came over a network was compared by checksums that no attacker is kept out by.
-            made.fresh = source is None or source.place is not CLOUD
+            made.fetched = source is not None and source.place is CLOUD
+            made.fresh = not made.fetched
             return made
 
     def _draft(

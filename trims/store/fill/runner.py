@@ -23,7 +23,7 @@ from trims.core.errors import (
     LostPeerError,
     TrimsError,
 )
-from trims.core.place import DISK, FILE
+from trims.core.place import CLOUD, DISK, FILE
 from trims.core.policy import capacity_errors
 from trims.core.residency.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.formats.conversion.conversion import start_conversion
@@ -36,6 +36,7 @@ from trims.store.fill.sealed_replicas import SealedReplicas
 from trims.store.fill.verification_queue import VerificationQueue
 from trims.store.fill.workers import Workers
 from trims.store.work import Slots, thread_pool
+from trims.tiers.base import RemoteTier
 from trims.tiers.reading import read_ahead
 from trims.trace.spans import span, within
 
@@ -344,7 +345,7 @@ class Runner:
                 if self.sealed.get(replica) is extent:
                     self._verify(replica, extent)
             except ImageError as error:
-                self._report(ReplicaBroken(at_s=self._clock(), **_about(replica), reason=str(error)))
+                self._report_broken(replica, extent, str(error))
             except (OSError, TrimsError) as error:
                 log.warning("%s could not be read again: %s", extent.label, error)
             finally:
@@ -352,6 +353,17 @@ class Runner:
 
         self._to_verify.add(replica, extent.nbytes)
         self._workers.verifiers.submit(work)
+
+    def _report_broken(self, replica: ReplicaId, extent: Extent | None, reason: str) -> None:
+        """Report wrong bytes. If they came from the cloud, the replica there has them, too, and is reported first."""
+        cloud = self._tiers.get(CLOUD)
+        if extent is not None and extent.fetched and isinstance(cloud, RemoteTier):
+            cloud.doubt(replica.key)
+            for each, origin in self.extents().items():
+                if each.key == replica.key and each.place is CLOUD:
+                    told = f"{origin.label} has other bytes than its description states: {reason}"
+                    self._report(ReplicaBroken(at_s=self._clock(), **_about(each), reason=told))
+        self._report(ReplicaBroken(at_s=self._clock(), **_about(replica), reason=reason))
 
     def _verify(self, replica: ReplicaId, extent: Extent) -> None:
         self._tiers[replica.place].verify(extent, cancelled=self._stopping)
@@ -468,7 +480,7 @@ class Runner:
                 extent = self._maker.make(replica, nbytes, source, lent)
         except BrokenSourceError as error:
             assert source is not None, "nothing else is copied"
-            self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error.__cause__)))
+            self._report_broken(source, lent, str(error.__cause__))
             raise error.__cause__ or error from None
         self.adopt(replica, extent)
         if not extent.fresh:

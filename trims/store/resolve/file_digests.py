@@ -82,8 +82,8 @@ class FileDigests:
             known = whole or self._read(file, which, certain, reading, check)
         if stated_sha256 is not None and known.sha256 != stated_sha256:
             raise DigestMismatchError(
-                f"{file}: sha256 is {known.sha256}, the manifest or the file's source states {stated_sha256}; remove "
-                f"the file and fetch it again, or correct the manifest"
+                f"{file.resolve()}: sha256 is {known.sha256}, the manifest or the file's source states "
+                f"{stated_sha256}; remove that file and fetch it again, or correct the manifest"
             )
         return known
 

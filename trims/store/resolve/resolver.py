@@ -40,6 +40,7 @@ from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.manifests.manifest import ArtifactSource, Manifest
+from trims.sources.http import shown
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
@@ -87,6 +88,7 @@ class Resolved:
         rests_at_s: From then on, on the store's clock, a reading of the files is certain.
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
         cloud: The image at the address that the manifest names, if one was pushed there.
+        foreign: Address of an image that others made, to whose code the manifest does not consent; else empty.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Resolved:
     rests_at_s: float = -math.inf
     builder: Mapping[str, str] = field(default_factory=dict)
     cloud: CloudImage | None = None
+    foreign: str = ""
 
 
 ANY_READING = Reading()
@@ -364,6 +367,7 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
             mount=server_of(source.uri) if source.uri is not None else _true_mount(main),
+            foreign="" if self._is_made_here(manifest) else shown(str(source.uri)),
         )
 
     def _of_image(self, name: str, manifest: Manifest, fetched: Fetched, image: ImageDescription) -> Resolved:
@@ -380,7 +384,25 @@ class Resolver:
             converted=True,
             mount=server_of(fetched.address),
             cloud=self._addresses.image(name, fetched),
+            foreign="" if manifest.artifact.allow_pickle or self._is_own_image(fetched) else shown(fetched.address),
         )
+
+    def _is_own_image(self, fetched: Fetched) -> bool:
+        """Return whether this daemon pushed an image that it had made: one that it had pulled stays its publisher's."""
+        assert self.remote is not None, "it fetched the image"
+        others = (each.image_key for each in self.remote.images() if not each.pushed)
+        return fetched.pushed and fetched.image_key not in others
+
+    def _is_made_here(self, manifest: Manifest) -> bool:
+        """Return whether the last image of a lost artifact was made here, or its manifest consents to its code.
+
+        An address of which nothing is known any more may have had an image.
+        """
+        uri = manifest.artifact.uri
+        if uri is None or manifest.artifact.allow_pickle:
+            return True
+        seen = None if self.remote is None else self.remote.seen(uri)
+        return seen is not None and seen.get("image") is None
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
         options = _options(manifest, chosen)
