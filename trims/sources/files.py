@@ -63,8 +63,9 @@ class Folder:
     def partial(self, file: RemoteFile) -> Path:
         """See `Destination.partial`."""
         self._own.mkdir(parents=True, exist_ok=True)
-        with open(self._own / _ADDRESS, "w", opener=_private) as note:
-            note.write(self._address)
+        if address_in(self.path) != self._address:
+            with open(self._own / _ADDRESS, "w", opener=_private) as note:
+                note.write(self._address)
         return self._own / hashlib.sha256(file.name.encode()).hexdigest()[:32]
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from s3_server import s3_client, s3_server
 
 from tests.support.file_server import FileServer, file_server
 from trims.sources import job as job_module
@@ -26,6 +27,21 @@ def server() -> Iterator[FileServer]:
 @pytest.fixture
 def around(tmp_path: Path) -> Surroundings:
     return Surroundings(Limits(patience_s=0.3), HostPolicy(), tmp_path / "downloads", {})
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Give the address of an S3 server with an empty `bucket`."""
+    with s3_server() as url, s3_client(url) as client:
+        client.create_bucket(Bucket="bucket")
+        yield url
+
+
+@pytest.fixture
+def client(endpoint: str) -> Iterator[Any]:
+    """Give a client of AWS's own, to look at what the server has."""
+    with s3_client(endpoint) as made:
+        yield made
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from awscrt import checksums
 from object_stub import object_stub
-from s3_server import KEYS, s3_client, s3_server
+from s3_server import KEYS
 
 from tests.support.transfer_jobs import DATA, job
 from trims.core.errors import ArtifactError, CallerError, DigestMismatchError, ModelExistsError
@@ -73,19 +73,6 @@ def test_an_image_is_pushed_to_stores_only(around: Surroundings, memory: int) ->
         run(pushed)
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url, s3_client(url) as client:
-        client.create_bucket(Bucket="bucket")
-        yield url
-
-
-@pytest.fixture
-def store(endpoint: str) -> Iterator[Any]:
-    with s3_client(endpoint) as made:
-        yield made
-
-
 @pytest.fixture
 def push(around: Surroundings, endpoint: str, memory: int) -> Callable[..., dict[str, Any]]:
     """Return a function that pushes the image to an address, as one of a model."""
@@ -100,24 +87,26 @@ def push(around: Surroundings, endpoint: str, memory: int) -> Callable[..., dict
     return run_it
 
 
-def body(store: Any, key: str) -> bytes:
-    found: bytes = store.get_object(Bucket="bucket", Key=key)["Body"].read()
+def body(client: Any, key: str) -> bytes:
+    found: bytes = client.get_object(Bucket="bucket", Key=key)["Body"].read()
     return found
 
 
-def test_a_damaged_image_is_pushed_again(push: Callable[..., dict[str, Any]], store: Any) -> None:
+def test_a_damaged_image_is_pushed_again(push: Callable[..., dict[str, Any]], client: Any) -> None:
     assert not push("s3://bucket/damaged")["was_there"]
     assert push("s3://bucket/damaged")["was_there"]
-    store.put_object(Bucket="bucket", Key="damaged/m.safetensors", Body=bytes(len(DATA)))
+    client.put_object(Bucket="bucket", Key="damaged/m.safetensors", Body=bytes(len(DATA)))
     assert not push("s3://bucket/damaged")["was_there"]
-    assert body(store, "damaged/m.safetensors") == DATA
+    assert body(client, "damaged/m.safetensors") == DATA
     assert push("s3://bucket/damaged")["was_there"]
 
 
-def test_the_length_alone_does_not_say_that_an_image_was_there(push: Callable[..., dict[str, Any]], store: Any) -> None:
-    store.put_object(Bucket="bucket", Key="alike/m.safetensors", Body=bytes(len(DATA)))
+def test_the_length_alone_does_not_say_that_an_image_was_there(
+    push: Callable[..., dict[str, Any]], client: Any
+) -> None:
+    client.put_object(Bucket="bucket", Key="alike/m.safetensors", Body=bytes(len(DATA)))
     assert not push("s3://bucket/alike")["was_there"]
-    assert body(store, "alike/m.safetensors") == DATA
+    assert body(client, "alike/m.safetensors") == DATA
 
 
 @pytest.mark.parametrize(("checksum", "there"), [(CRC, True), ("0" * 16, False)])
@@ -152,33 +141,33 @@ def test_an_image_of_another_version_than_was_pushed_was_not_there(
             assert not push("s3://bucket/x", at=stub.url)["was_there"]
 
 
-def test_another_model_is_replaced_only_on_request(push: Callable[..., dict[str, Any]], store: Any) -> None:
+def test_another_model_is_replaced_only_on_request(push: Callable[..., dict[str, Any]], client: Any) -> None:
     push("s3://bucket/taken", "theirs")
-    before = body(store, "taken/trims.json")
+    before = body(client, "taken/trims.json")
     with pytest.raises(ModelExistsError, match=r"'theirs'.*'mine'.*--replace"):
         push("s3://bucket/taken", "mine")
-    assert body(store, "taken/trims.json") == before
+    assert body(client, "taken/trims.json") == before
     push("s3://bucket/taken", "mine", replace=True)
-    assert json.loads(body(store, "taken/trims.json"))["name"] == "mine"
+    assert json.loads(body(client, "taken/trims.json"))["name"] == "mine"
 
 
 @pytest.mark.parametrize("data", [b"{}", b"\xff", b'{"kind": "trims-image", "format_version": 2}'], ids=str)
 def test_what_is_no_description_is_replaced_only_on_request(
-    data: bytes, push: Callable[..., dict[str, Any]], store: Any
+    data: bytes, push: Callable[..., dict[str, Any]], client: Any
 ) -> None:
-    store.put_object(Bucket="bucket", Key="odd/trims.json", Body=data)
+    client.put_object(Bucket="bucket", Key="odd/trims.json", Body=data)
     with pytest.raises(ModelExistsError, match="--replace"):
         push("s3://bucket/odd")
-    assert body(store, "odd/trims.json") == data
+    assert body(client, "odd/trims.json") == data
     push("s3://bucket/odd", replace=True)
-    assert json.loads(body(store, "odd/trims.json"))["name"] == "m"
+    assert json.loads(body(client, "odd/trims.json"))["name"] == "m"
 
 
 def test_a_key_may_have_letters_that_end_the_path_of_other_addresses(
-    push: Callable[..., dict[str, Any]], store: Any
+    push: Callable[..., dict[str, Any]], client: Any
 ) -> None:
     push("s3://bucket/a b?x#y")
-    assert body(store, "a b?x#y/m.safetensors") == DATA
+    assert body(client, "a b?x#y/m.safetensors") == DATA
 
 
 def test_an_image_is_not_pushed_to_the_address_of_a_file(push: Callable[..., dict[str, Any]]) -> None:

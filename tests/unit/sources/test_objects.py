@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from awscrt import checksums
 from object_stub import read_whole, settings
-from s3_server import KEYS, s3_client, s3_server
+from s3_server import KEYS
 
 from trims.core.errors import ArtifactChangedError, ArtifactError, ArtifactNotFoundError, CallerError
 from trims.sources import buckets
 from trims.sources.base import Opened, Source
 from trims.sources.objects import SCHEMES, ObjectSource
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 DATA = bytes(range(256)) * 4096
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url, s3_client(url) as client:
-        client.create_bucket(Bucket="bucket")
-        yield url
-
-
-@pytest.fixture
-def client(endpoint: str) -> Iterator[Any]:
-    with s3_client(endpoint) as made:
-        yield made
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from awscrt import checksums
 from object_stub import object_stub, settings
-from s3_server import KEYS, s3_client, s3_server
+from s3_server import KEYS
 
 from trims.core.errors import (
     ArtifactChangedError,
@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from object_stub import Stub
 
 _MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url, s3_client(url) as client:
-        client.create_bucket(Bucket="bucket")
-        yield url
-
-
-@pytest.fixture
-def client(endpoint: str) -> Iterator[Any]:
-    with s3_client(endpoint) as made:
-        yield made
 
 
 @pytest.fixture
