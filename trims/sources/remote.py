@@ -289,7 +289,7 @@ def _are_here(found: Fetched) -> bool:
 
 def _is_here(path: Path, identity: list[int] | None) -> bool:
     try:
-        return path.is_file() and identity in (None, lock_files.identity_of(path))
+        return path.is_file() if identity is None else lock_files.identity_of(path) == identity
     except OSError:
         return False
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import (
     AddressRefusedError,
     ArtifactChangedError,
@@ -28,13 +27,9 @@ from trims.sources.partial import PIECE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.file_server import FileServer
+
 DATA = random.Random(7).randbytes(9 * PIECE_BYTES + 12_345)
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
 
 
 @pytest.fixture

@@ -31,12 +31,6 @@ NAMED = HostPolicy().naming("127.0.0.1")
 
 
 @pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
-
-
-@pytest.fixture
 def http() -> Iterator[Http]:
     made = Http(NAMED, stall_s=0.3)
     yield made

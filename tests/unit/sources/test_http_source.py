@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError, SourceRefusedError, TrimsError
 from trims.sources.hosts import HostPolicy
 from trims.sources.http import Answer, Http
@@ -17,15 +16,10 @@ from trims.sources.settings import SourceSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.file_server import FileServer
     from trims.sources.base import Opened
 
 DATA = bytes(range(256)) * 100
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import SourceRefusedError
 from trims.sources.base import RemoteFile
 from trims.sources.hosts import HostPolicy
@@ -14,16 +13,10 @@ from trims.sources.http import Http, Location
 from trims.sources.ranged import RangedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.file_server import FileServer
 
 DATA = bytes(1000)
 FILE = RemoteFile("m", 1000, '"v1"')
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
 
 
 class Located:

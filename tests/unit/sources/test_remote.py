@@ -9,7 +9,6 @@ import blake3
 import pytest
 from pushed_images import image_bytes, put
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import CallerError, DeadlineError, DigestMismatchError, NoSpaceError, SourceUnavailableError
 from trims.sources import lock
 from trims.sources.downloads import Downloads
@@ -21,14 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.file_server import FileServer
+
 DATA = bytes(range(256)) * 9000
 DIGEST = blake3.blake3(DATA).hexdigest()
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
 
 
 @pytest.fixture

@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.file_server import FileServer, file_server
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError
 from trims.sources.fetcher import Fetcher, FetchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
+    from tests.support.file_server import FileServer
 
 
 @pytest.fixture
