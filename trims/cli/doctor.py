@@ -25,7 +25,7 @@ _SMALL_SHM_BYTES = 1 << 30
 _FEW_DESCRIPTORS = 1024
 _MXNET = "trims env create mxnet==1.9.1, if you use it; it needs Python 3.10 or 3.11"
 
-_FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
+_FRAMEWORKS = ("torch", "transformers", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
 
 
 def examine(runtime_dir: str | None) -> list[Finding]:

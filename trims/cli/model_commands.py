@@ -44,6 +44,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
     add.add_argument("--state-key", metavar="KEY", help=text)
+    text = "what the folder of a Hugging Face model answers, such as fill-mask (default: what its architecture says)"
+    add.add_argument("--task", help=text)
+    text = "run the Python files of such a folder, if its config.json names some"
+    add.add_argument("--trust-remote-code", action="store_true", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
@@ -120,6 +124,8 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
             replace=options.replace,
             lazy=options.lazy,
             state_key=options.state_key,
+            task=options.task,
+            trust_remote_code=options.trust_remote_code,
             on_progress=follow,
         )
     if not options.lazy and is_address(source):

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactNotFoundError, CallerError
 from trims.formats.folders import weights_in
+from trims.formats.transformers.converter import TransformersConverter
+from trims.formats.transformers.folder import CONFIG, is_model_folder, read_folder
+from trims.manifests.tasks import check_task, task_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 #: Most letters of a name.
 _MOST_LETTERS = 128
 #: File names that say nothing about the model.
-_GENERIC = frozenset({"model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"})
+_GENERIC = frozenset(
+    {"config", "model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"}
+)
 
 
-def manifest_for(artifact: Path, name: str | None, state_key: str | None = None) -> dict[str, Any]:
+#: Options of the folders of Hugging Face models, and of checkpoints.
+_OF_FOLDERS, _OF_CHECKPOINTS = frozenset({"task", "trust_remote_code"}), frozenset({"state_key"})
+_PIECE_BYTES = 1 << 20
+
+
+def manifest_for(artifact: Path, name: str | None, options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return a manifest for a bare artifact, or for a folder with one: the absolute path, and a name made from that.
+
+    The folder of a Hugging Face model becomes one model of all its files, each with its digest.
 
     Args:
         artifact: The file or folder.
         name: The model's name; None for one made from the file's or the folder's.
-        state_key: Which of a checkpoint's values is the state dict; None to have it found.
+        options: `state_key` of a checkpoint; `task` and `trust_remote_code` of a folder.
 
     Raises:
         ArtifactNotFoundError: Nothing is there.
@@ -32,10 +48,56 @@ def manifest_for(artifact: Path, name: str | None, state_key: str | None = None)
     check_text(artifact)
     if not artifact.exists():
         raise ArtifactNotFoundError(f"{artifact} does not exist")
+    if artifact.is_dir() and is_model_folder(artifact):
+        _refuse(options, _OF_CHECKPOINTS, f"{artifact} is the folder of a Hugging Face model")
+        return _for_model_folder(artifact.absolute(), name, options)
+    _refuse(options, _OF_FOLDERS, f"{artifact} is no folder of a Hugging Face model")
     main = weights_in(artifact) if artifact.is_dir() else artifact
     check_text(main)
-    options = {} if state_key is None else {"options": {"state_key": state_key}}
-    return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute()), **options}}
+    stated = {"options": dict(options)} if options else {}
+    return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute()), **stated}}
+
+
+def _refuse(options: Mapping[str, Any], unknown: frozenset[str], what: str) -> None:
+    """Raise CallerError for an option that is for other artifacts."""
+    for name in sorted(unknown & options.keys()):
+        raise CallerError(f"{what}, for which --{name.replace('_', '-')} says nothing; leave it out")
+
+
+def _for_model_folder(folder: Path, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a Hugging Face model. Reads all its files for their digests. Raises as `manifest_for`."""
+    converter, config = TransformersConverter(), folder / CONFIG
+    found = read_folder(config, with_code=bool(options.get("trust_remote_code")))
+    task = check_task(options["task"]) if "task" in options else task_of(found.config, found.embeds, str(folder))
+    files = converter.files(config, options)
+    for file in files:
+        check_text(file)
+    with ThreadPoolExecutor() as threads:
+        digests = list(threads.map(_sha256, files))
+    named = zip((str(file.relative_to(folder)) for file in files), digests, strict=True)
+    architectures = found.config.get("architectures") or [""]
+    return {
+        "name": name or _name_for(config),
+        "framework": {"name": "transformers"},
+        "artifact": {
+            "path": str(folder),
+            "format": converter.format,
+            "sha256": dict(sorted(named)),
+            "options": {**options, "task": task},
+        },
+        "attributes": {"architecture": str(architectures[0]), "model_type": str(found.config.get("model_type", ""))},
+    }
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as opened:
+            while piece := opened.read(_PIECE_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        raise CallerError(f"{file} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def check_text(path: Path) -> None:

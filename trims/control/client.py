@@ -63,6 +63,11 @@ class _Door:
             raise error_from(error, str(self._address)) from error
 
 
+def _stated(**options: str | bool | None) -> dict[str, str | bool]:
+    """Return the options that a caller has set."""
+    return {name: value for name, value in options.items() if value not in (None, False)}
+
+
 class Admin(_Door):
     """A client of a daemon's control door. A context manager; safe to use from several threads.
 
@@ -87,6 +92,8 @@ class Admin(_Door):
         replace: bool = False,
         lazy: bool = False,
         state_key: str | None = None,
+        task: str | None = None,
+        trust_remote_code: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """Register a model and convert it, so that its image lies on disk.
@@ -97,6 +104,9 @@ class Admin(_Door):
             replace: Replace another manifest of the same name.
             lazy: Do not convert now; the first load will.
             state_key: For a torch checkpoint: which of its values is the state dict, with dots between keys.
+            task: For the folder of a Hugging Face model: what it answers (`trims.manifests.tasks`), if that is not what
+                its architecture says.
+            trust_remote_code: For such a folder: run its Python files, if its `config.json` names some.
             on_progress: Called now and then while it is converted.
 
         Raises:
@@ -106,7 +116,12 @@ class Admin(_Door):
         """
         from trims.control import registration  # reads YAML, which takes longer to import than other orders take
 
-        request = registration.register(source, name, replace=replace, state_key=state_key)
+        request = registration.register(
+            source,
+            name,
+            replace=replace,
+            options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
+        )
         before = self._known(registration.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
@@ -370,12 +385,19 @@ class AsyncAdmin(_Door):
         replace: bool = False,
         lazy: bool = False,
         state_key: str | None = None,
+        task: str | None = None,
+        trust_remote_code: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """See `Admin.add`."""
         from trims.control import registration
 
-        request = registration.register(source, name, replace=replace, state_key=state_key)
+        request = registration.register(
+            source,
+            name,
+            replace=replace,
+            options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
+        )
         before = await self._known(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)

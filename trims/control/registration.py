@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -14,6 +15,7 @@ from trims.core.errors import CallerError, ManifestError
 from trims.documents import load_yaml
 from trims.manifests.addresses import check_address, is_address, local_artifact, name_for
 from trims.manifests.manifest import text_of_version
+from trims.manifests.tasks import check_task
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
 
@@ -26,23 +28,34 @@ if TYPE_CHECKING:
     Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
-def register(source: Source, name: str | None, *, replace: bool, state_key: str | None = None) -> pb.RegisterRequest:
-    """Register a manifest, an artifact, or the folder of a Hugging Face model. Raises CallerError, ManifestError."""
+def register(
+    source: Source, name: str | None, *, replace: bool, options: Mapping[str, Any] = MappingProxyType({})
+) -> pb.RegisterRequest:
+    """Register a manifest, an artifact, or the folder of a Hugging Face model.
+
+    Args:
+        source: Which.
+        name: For an artifact.
+        replace: Replace another manifest of the same name.
+        options: `artifact.options` for an artifact, such as `state_key` and `task`.
+
+    Raises CallerError, ManifestError.
+    """
     if isinstance(source, Mapping):
-        _refuse_state_key("the mapping", state_key)
+        _refuse_options("the mapping", options)
         return _registration(dict(source), "", replace=replace)
     if isinstance(source, str) and is_address(source) and source.endswith((".yaml", ".yml")):
-        _refuse_state_key(source, state_key)
+        _refuse_options(source, options)
         if name is not None:
             raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
         return message(pb.RegisterRequest, address=check_address(source), replace=replace)
     if isinstance(source, str) and is_address(source):
-        return _registration(_fetched(source, name, state_key), "", replace=replace)
+        return _registration(_fetched(source, name, options), "", replace=replace)
     try:
         path = Path(source)
     except TypeError as error:
         raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
-    return _registration(*_manifest_of(path, name, state_key), replace=replace)
+    return _registration(*_manifest_of(path, name, options), replace=replace)
 
 
 def register_again(model: Model) -> pb.RegisterRequest:
@@ -50,12 +63,14 @@ def register_again(model: Model) -> pb.RegisterRequest:
     return _registration(model.manifest, model.origin, replace=True)
 
 
-def _fetched(address: str, name: str | None, state_key: str | None) -> dict[str, Any]:
+def _fetched(address: str, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest for what lies at an address. Raises CallerError."""
     if local_artifact(address) is None:
         address = check_address(address)
-    options = {} if state_key is None else {"options": {"state_key": state_key}}
-    return {"name": name or name_for(address), "artifact": {"uri": address, **options}}
+    if "task" in options:
+        check_task(options["task"])
+    stated = {"options": dict(options)} if options else {}
+    return {"name": name or name_for(address), "artifact": {"uri": address, **stated}}
 
 
 def is_fetched(request: pb.RegisterRequest) -> bool:
@@ -93,16 +108,17 @@ def _check_versions(raw: dict[str, Any]) -> None:
             raise ManifestError(f"the manifest: framework.version must be text, not {version!r:.80}; quote it")
 
 
-def _refuse_state_key(what: str, state_key: str | None) -> None:
-    if state_key is not None:
-        raise CallerError(f"a state key is for artifacts; {what} is a manifest: write it there, under artifact.options")
+def _refuse_options(what: str, options: Mapping[str, Any]) -> None:
+    for name in options:
+        flag = f"--{name.replace('_', '-')}"
+        raise CallerError(f"{flag} is for artifacts; {what} is a manifest: write {name} there, under artifact.options")
 
 
-def _manifest_of(source: Path, name: str | None, state_key: str | None) -> tuple[dict[str, Any], str]:
+def _manifest_of(source: Path, name: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if source.suffix not in (".yaml", ".yml"):
-        return manifest_for(source, name, state_key), ""
+        return manifest_for(source, name, options), ""
     check_text(source)
-    _refuse_state_key(str(source), state_key)
+    _refuse_options(str(source), options)
     if name is not None:
         raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
     return read_manifest(source)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trims.environments.environment_store import Made
 
-FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
+FRAMEWORKS = ("torch", "transformers", "onnxruntime", "mxnet", "numpy")
 #: The framework of a cold disk takes long to import.
 _ANSWER_S = 300.0
 _SCRIPT = (

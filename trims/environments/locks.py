@@ -24,7 +24,7 @@ _TITLE = "# An environment of trims. Make it again: trims env create --lock FILE
 _HASH = re.compile(r"--hash=(sha\d+:[0-9a-f]+)")
 _PYTHON = re.compile(r"\d+\.\d+\Z")
 #: Frameworks after which an environment is named, the most specific first.
-_TELLING = ("torch", "onnxruntime", "mxnet", "numpy")
+_TELLING = ("torch", "onnxruntime", "mxnet", "transformers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

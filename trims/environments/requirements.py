@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 #: Requirements of every predictor and converter beside its framework.
 _ALWAYS = ("numpy>=1.23", "ml-dtypes>=0.5")
 #: Requirements of a converter, or of the framework itself, beside it: as pyproject.toml has them for the same extra.
-BESIDE: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx>=1.17",), "mxnet": ("numpy==1.23.5",)}
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime": ("onnx>=1.17",), "mxnet": ("numpy==1.23.5",), "transformers": ("torch>=2.6",),
+}  # fmt: skip
 
 
 def read_requirements(words: Iterable[str], files: Iterable[Path] = ()) -> list[str]:

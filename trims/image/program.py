@@ -3,7 +3,8 @@
 Kinds in use: `torch-skeleton` (a pickled module whose tensors are placeholders), `torch-builder` (the name of the
 function that builds the module, where no skeleton was made yet), `onnxruntime` (a model optimized for this host whose
 initializers are tensors of the image), `onnx-original` (the model as published, where none was optimized yet),
-`mxnet-symbol` (symbol JSON). The body is opaque here.
+`mxnet-symbol` (symbol JSON), `transformers` (files of a Hugging Face folder, of which sessions make the module), and
+`transformers-code` (the same, with Python files that run). The body is opaque here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 TORCH_BUILDER, TORCH_SKELETON = "torch-builder", "torch-skeleton"
 #: The graph of an ONNX model as published, without its large weights: nothing was optimized yet.
 ONNX_ORIGINAL = "onnx-original"
+#: Files of a Hugging Face folder: module and tokenizer are made of them by the installed libraries.
+TRANSFORMERS = "transformers"
+#: The same with Python files of the folder, which are imported.
+TRANSFORMERS_CODE = "transformers-code"
 #: Kinds that run code when they are used: only to be taken from a store that one trusts like one's own files.
-EXECUTABLE_KINDS = frozenset({TORCH_SKELETON, TORCH_BUILDER})
+EXECUTABLE_KINDS = frozenset({TORCH_SKELETON, TORCH_BUILDER, TRANSFORMERS_CODE})
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 

@@ -31,7 +31,7 @@ _VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z"
 #: More than 128 decimal digits have; Python prints no number of any length.
 _MAX_VERSION_BITS = 426
 _SHA256 = r"^[0-9a-f]{64}\Z"
-FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
+FRAMEWORKS = ("torch", "transformers", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
 TRUSTS = ("identity", "verified")
 _INPUTS, _OUTPUTS = ({"type": "array", "items": {"$ref": f"#/$defs/{kind}"}} for kind in ("Input", "Output"))

@@ -2,8 +2,8 @@
 
 There are three ways, fastest first:
 
-- `module` unpickles the skeleton that an image has if its manifest names a `module` builder. Before the skeleton was
-  made, it calls the builder.
+- `module` unpickles the skeleton that an image has if its manifest names a `module` builder, or if it was made of a
+  Hugging Face folder. Before the skeleton was made, it calls the builder, or transformers.
 - `load_into` puts the weights into a module that you built (best on `torch.device("meta")`).
 - `state_dict` gives the tensors alone.
 
@@ -47,7 +47,8 @@ import torch
 
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError, PermissionDeniedError
 from trims.core.layout import DTYPE_BYTES
-from trims.image.program import TORCH_BUILDER
+from trims.image.model_files import described_in
+from trims.image.program import EXECUTABLE_KINDS, TORCH_BUILDER, TORCH_SKELETON, TRANSFORMERS, TRANSFORMERS_CODE
 from trims_client.frameworks._torch_built import Views, check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from trims.image.program import Program
     from trims_client.weights import Weights
 
-KIND = "torch-skeleton"
+_KINDS = (TORCH_SKELETON, TORCH_BUILDER, TRANSFORMERS, TRANSFORMERS_CODE)
 # torch warns once in a process that a tensor over a read-only buffer must not be written. Trigger that warning here and
 # suppress it, so that no view pays for a warning filter. The module's docstring has the warning.
 with warnings.catch_warnings():
@@ -106,7 +107,8 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
     """Return the whole module, ready to infer, in eval mode.
 
     Args:
-        weights: A model whose manifest names a `module` builder (formats torch and safetensors).
+        weights: A model whose manifest names a `module` builder (formats torch and safetensors), or a Hugging Face
+            folder (format transformers).
         trust_program: Whether code in the image may run: a skeleton is a pickle. None means `weights.trusted`, which is
             true when the daemon is run by this user or root, and the image was made on this machine or the manifest has
             `allow_pickle: true`.
@@ -125,6 +127,23 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
         ArtifactError: The builder raised, or returned no module that the weights fit; its own error is the cause.
     """
     program = _program(weights)
+    if program.kind == TORCH_SKELETON and weights.foreign and not trust_program and described_in(program) is not None:
+        program = program._replace(kind=TRANSFORMERS)  # its files say all that the pickle says
+    if program.kind in EXECUTABLE_KINDS:
+        _check_trust(weights, program, trust_program)
+    if program.kind == TORCH_BUILDER:
+        made = _built(weights, program.attributes, writable=writable)
+    elif program.kind == TORCH_SKELETON:
+        with _importable(weights.name, program.attributes):
+            made = _unpickled(weights, program, writable=writable)
+    else:
+        made = _made_by_transformers(weights, program, writable=writable)
+    _map_ahead(made, weights)
+    return made
+
+
+def _check_trust(weights: Weights, program: Program, trust_program: bool | None) -> None:
+    """Raise PermissionDeniedError unless the code of an image may run."""
     if trust_program is None and weights.foreign:
         raise PermissionDeniedError(_foreign_program(weights, program))
     if not (weights.trusted if trust_program is None else trust_program):
@@ -132,18 +151,12 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
             f"the {program.kind.replace('-', ' ')} of {weights.name!r} runs code when it is loaded, and it is not "
             "known to come from a daemon of yours; if you trust its origin, pass trust_program=True"
         )
-    if program.kind == TORCH_BUILDER:
-        made = _built(weights, program.attributes, writable=writable)
-    else:
-        with _importable(weights.name, program.attributes):
-            made = _unpickled(weights, program, writable=writable)
-    _map_ahead(made, weights)
-    return made
 
 
 def _foreign_program(weights: Weights, program: Program) -> str:
     """Return why the program of an image that others made is not run, and what to do."""
-    what = "a pickle, which can run anything" if program.kind == KIND else "a call of any function, with any arguments"
+    skeleton = program.kind == TORCH_SKELETON
+    what = "a pickle, which can run anything" if skeleton else "a call of any function, with any arguments"
     return (
         f"the image of {weights.name!r} came from {weights.foreign}, and its program is {what}; if you trust its "
         f"publisher, register a manifest of your own with artifact: {{uri: {weights.foreign}, allow_pickle: true}}; "
@@ -372,7 +385,7 @@ def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) ->
 
 def _program(weights: Weights) -> Program:
     program = weights.program()
-    if program is None or program.kind not in (KIND, TORCH_BUILDER):
+    if program is None or program.kind not in _KINDS:
         kind = "no program" if program is None else f"a program for {program.kind}"
         raise NotSupportedError(
             f"{weights.name!r} carries {kind}; name the module's builder in its manifest (option module), or use "
@@ -397,6 +410,23 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
         raise NotSupportedError(f"{error}; open it with place='cpu', where a converter has built the module") from error
     except CallerError as error:
         raise ArtifactError(str(error)) from error
+
+
+def _made_by_transformers(weights: Weights, program: Program, *, writable: bool) -> torch.nn.Module:
+    """Return the module of a Hugging Face model that has no skeleton, as transformers makes it over the weights."""
+    from trims.image.transformers_models import make_module
+
+    described = described_in(program)
+    if described is None:
+        raise ArtifactError(f"the program of {weights.name!r} has no files of a model; have its image made again")
+    with_code = program.kind == TRANSFORMERS_CODE
+    state = state_dict(weights, writable=writable)
+    made, _ = make_module(state, described, repr(weights.name), with_code=with_code)
+    for owner in made.modules():  # forward passes may write them
+        owner._buffers.update({name: each.clone() for name, each in owner._buffers.items() if each is not None})
+    if weights.device is not None:
+        _device().bring_buffers(made, weights)
+    return made
 
 
 def _check_versions(name: str, made_with: Mapping[str, str]) -> None:

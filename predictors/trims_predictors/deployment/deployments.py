@@ -49,7 +49,7 @@ _PATIENCE_S = 10.0
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
 _log = logging.getLogger(__name__)
-_FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
+_FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet", "transformers": "transformers"}
 
 
 @dataclass(slots=True)

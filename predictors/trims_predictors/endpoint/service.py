@@ -404,7 +404,13 @@ class Service:
 
 
 #: Framework -> platform, `project_format` as the protocol says.
-PLATFORMS = {"torch": "pytorch_module", "onnxruntime": "onnx_onnxv1", "mxnet": "mxnet_mxnet", "numpy": "trims_python"}
+PLATFORMS = {
+    "torch": "pytorch_module",
+    "transformers": "huggingface_transformers",
+    "onnxruntime": "onnx_onnxv1",
+    "mxnet": "mxnet_mxnet",
+    "numpy": "trims_python",
+}
 #: Data types as the configuration calls them, where it is not TYPE_ and the protocol's name.
 _CONFIGURED = {"BYTES": "TYPE_STRING"}
 

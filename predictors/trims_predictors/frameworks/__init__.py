@@ -3,6 +3,7 @@
 #: Framework -> module of its predictor and its warm-ups.
 WARM_UPS = {
     "torch": "trims_predictors.frameworks.torch",
+    "transformers": "trims_predictors.frameworks.transformers.predictor",
     "onnxruntime": "trims_predictors.frameworks.onnxruntime",
     "mxnet": "trims_predictors.frameworks.mxnet",
 }
@@ -12,6 +13,7 @@ SHARING = {"torch": "trims_predictors.frameworks.torch"}
 #: Framework of a manifest -> the predictor that trims has for it.
 PREDICTORS = {
     "torch": "trims_predictors.frameworks.torch:TorchPredictor",
+    "transformers": "trims_predictors.frameworks.transformers.predictor:TransformersPredictor",
     "onnxruntime": "trims_predictors.frameworks.onnxruntime:OnnxPredictor",
     "mxnet": "trims_predictors.frameworks.mxnet:MxnetPredictor",
 }

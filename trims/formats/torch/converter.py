@@ -146,6 +146,21 @@ def _read_shards(main: Path, options: Mapping[str, Any]) -> tuple[list[SourceTen
     return sources, ignored
 
 
+def read_tensors(artifact: Artifact) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint, or of all its shards, by name. Raises ArtifactError."""
+    main, options = artifact.files[0], artifact.options
+    shards = [main.parent / name for name in names_of(main)] if _is_index(main) else [main]
+    found: dict[str, torch.Tensor] = {}
+    names: list[tuple[str, list[str]]] = []
+    for path in shards:
+        tensors, _ = state_dict(_load(path, options), path, _is_tensor, key_of(options, main))
+        names.append((path.name, list(tensors)))
+        found.update(tensors)
+    if _is_index(main):
+        check_shards(main, weight_map(main), names)
+    return found
+
+
 def _weights_in(
     loaded: Any, path: Path, key: Sequence[Key] | None
 ) -> tuple[torch.nn.Module | None, dict[str, torch.Tensor], list[str]]:

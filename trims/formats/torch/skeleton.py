@@ -7,7 +7,8 @@ no skeleton: the image then names the builder, which sessions call. Not covered:
 
 The program's attributes:
     versions: of every package the skeleton's classes come from, which must be the same where it is used.
-    buffers: names that a forward pass may write; clients give them private copy-on-write memory.
+    buffers: names in the image, as are those of the next lists, that a forward pass may write; clients give them
+        private copy-on-write memory.
     non_persistent: buffers that are not in the state dict, carried as tensors of the image.
     constants: other tensors found in the module, carried under names of their own; private as well.
     frozen: parameters without requires_grad.
@@ -89,6 +90,27 @@ def add_skeleton(
     return skeleton.sources, Program(KIND, attributes, body)
 
 
+def skeleton_of(
+    module: torch.nn.Module, sources: Sequence[SourceTensor], path: Path, names: Mapping[str, str]
+) -> tuple[list[SourceTensor], Program] | None:
+    """Return the tensors of a module that has its values, and its skeleton; None, with a warning, if it has none.
+
+    Args:
+        module: The module.
+        sources: Its tensors, and others that it does not use.
+        path: The artifact, for messages.
+        names: What the module calls each of the sources that it uses.
+    """
+    skeleton = _Skeleton(module, sources, path, ["*"], names)
+    skeleton.match()
+    try:
+        body = skeleton.pickle()
+        return skeleton.sources, Program(KIND, skeleton.attributes(body, ""), body)
+    except _NoSkeletonError as error:
+        _log.warning("%s: %s; each session makes it", path, str(error))
+        return None
+
+
 class _NoSkeletonError(Exception):
     """Error for a module that cannot be carried as a pickle; the message says why."""
 
@@ -111,14 +133,24 @@ class _Skeleton:
     """One module being matched with the tensors of one artifact."""
 
     def __init__(
-        self, module: torch.nn.Module, sources: Sequence[SourceTensor], path: Path, ignore: Sequence[str]
+        self,
+        module: torch.nn.Module,
+        sources: Sequence[SourceTensor],
+        path: Path,
+        ignore: Sequence[str],
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.module = module
         self.sources = list(sources)
         self.path = path
         self._ignore = tuple(ignore)
-        self._names = own_names(module, [source.name for source in sources])
-        self._numbers = {self._names[source.name]: number for number, source in enumerate(sources)}
+        #: Names that hooks of the module give when they load a state dict: loading may do more than rename.
+        self._renamed: list[str] = []
+        if names is None:
+            names = own_names(module, [source.name for source in sources])
+            self._renamed = [name for name, own in names.items() if name != own]
+        self._numbers = {names.get(each.name, each.name): number for number, each in enumerate(sources)}
+        self._taken = {each.name for each in sources}
         self._state = module.state_dict(keep_vars=True)
         self._buffers = dict(module.named_buffers(remove_duplicate=False))
         self._constants: list[str] = []
@@ -160,7 +192,8 @@ class _Skeleton:
         owner = self.sources[self._numbers[known[-1]]]
         for name in names:
             if name not in self._numbers:
-                self._add(SourceTensor(name, owner.dtype, owner.shape, tied_to=owner.tied_to or owner.name))
+                tied = SourceTensor(self._free(name), owner.dtype, owner.shape, tied_to=owner.tied_to or owner.name)
+                self._add(name, tied)
         return []
 
     def _is_ignored(self, name: str) -> bool:
@@ -191,12 +224,23 @@ class _Skeleton:
 
     def _add_tensor(self, name: str, tensor: torch.Tensor) -> int:
         dtype = dtype_of(tensor, name, self.path)
-        return self._add(SourceTensor(name, dtype, tuple(tensor.shape), fill=filler(tensor)))
+        return self._add(name, SourceTensor(self._free(name), dtype, tuple(tensor.shape), fill=filler(tensor)))
 
-    def _add(self, source: SourceTensor) -> int:
-        self._numbers[source.name] = len(self.sources)
+    def _add(self, name: str, source: SourceTensor) -> int:
+        self._numbers[name] = len(self.sources)
+        self._taken.add(source.name)
         self.sources.append(source)
         return len(self.sources) - 1
+
+    def _free(self, name: str) -> str:
+        """Return a name for a tensor of the module's own: the module's, unless a tensor of the artifact has it."""
+        while name in self._taken:
+            name += "_"
+        return name
+
+    def _in_image(self, names: Iterable[str]) -> list[str]:
+        """Return the names in the image of tensors that the module calls by these, sorted."""
+        return sorted(self.sources[self._numbers[name]].name for name in names)
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number under which a tensor is pickled; one seen for the first time becomes a constant."""
@@ -209,14 +253,16 @@ class _Skeleton:
                 "computed from its parameters before they had their values"
             )
         name = f"__constant__.{len(self._constants)}"
-        self._constants.append(name)
         self._places[id(tensor)] = self._add_tensor(name, tensor)
+        self._constants.append(self.sources[-1].name)
         return self._places[id(tensor)]
 
     def pickle(self) -> bytes:
         """Return the pickled module, its tensors replaced by numbers. Raises _NoSkeletonError."""
-        if renamed := [name for name, own in self._names.items() if name != own]:
-            raise _NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(renamed)})")
+        if self._renamed:
+            raise _NoSkeletonError(
+                f"the module {type(self.module).__name__} renames tensors ({_listed(self._renamed)})"
+            )
         body = io.BytesIO()
         with _as_no_skeleton(self.module):
             _Pickler(body, self).dump(self.module)
@@ -237,10 +283,10 @@ class _Skeleton:
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "training": False,
             "versions": _versions({name.partition(".")[0] for name in reader.modules}),
-            "buffers": sorted(self._buffers),
-            "non_persistent": sorted(name for name in self._buffers if name not in self._state),
+            "buffers": self._in_image(self._buffers),
+            "non_persistent": self._in_image(name for name in self._buffers if name not in self._state),
             "constants": self._constants,
-            "frozen": sorted(name for name, tensor in self._state.items() if not tensor.requires_grad),
+            "frozen": self._in_image(name for name, tensor in self._state.items() if not tensor.requires_grad),
             "tied": self._tied(),
         }
 

@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError
 from trims.formats.folders import weights_in
+from trims.formats.transformers.folder import main_in
 from trims.sources.http import shown
 from trims.store.catalog import ImageRecord, identity_of
+from trims.store.resolve.file_digests import names_in_folder
 from trims.tiers.cloud import CloudImage
 from trims.trace.spans import span
 
@@ -69,13 +71,14 @@ class Addresses:
                 )
 
     def unproven(self, manifest: Manifest, files: Sequence[Path]) -> dict[str, str]:
-        """Return, by file name, the sha256 that a source states of files that trims has not hashed yet."""
+        """Return, by name in the folder, the sha256 that a source states of files that trims has not hashed yet."""
         uri = manifest.artifact.uri
         found = None if uri is None or self.remote is None else self.remote.here(uri)
         if found is None:
             return {}
         names = {path.absolute(): name for name, path in found.files.items() if name not in found.proven}
-        stated = {file.name: found.digests[names[file]].get("sha256") for file in files if file in names}
+        inside = zip(files, names_in_folder(files), strict=True)
+        stated = {name: found.digests[names[file]].get("sha256") for file, name in inside if file in names}
         return {name: digest for name, digest in stated.items() if digest is not None}
 
     def image(self, name: str, fetched: Fetched) -> CloudImage:
@@ -111,7 +114,15 @@ def main_of(manifest: Manifest, fetched: Fetched) -> Path:
     named = str(manifest.artifact.uri).rpartition("/")[2]
     if named in fetched.files:
         return fetched.files[named]
+    folder = Path(str(fetched.folder))
     try:
-        return weights_in(Path(str(fetched.folder)))
+        return main_in(folder) if _may_be_a_model_folder(manifest) else weights_in(folder)
     except CallerError as error:
         raise ArtifactError(f"{manifest.name}: {error}") from error
+
+
+def _may_be_a_model_folder(manifest: Manifest) -> bool:
+    """Return whether a manifest says nothing that makes its folder something else than a Hugging Face model."""
+    source, framework = manifest.artifact, manifest.framework
+    plain = source.format in (None, "transformers") and "module" not in source.options
+    return plain and (framework is None or framework.name == "transformers")

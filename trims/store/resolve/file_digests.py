@@ -14,7 +14,7 @@ from trims.store.resolve.hashing import Digests, LongReadError, Progress, Readin
 from trims.store.work import stepped_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trims.manifests.manifest import Manifest
@@ -59,18 +59,19 @@ class FileDigests:
             manifest: States the digests of some.
             reading: How to read.
             check: Called before a long file is read.
-            by_source: Digests (sha256) that the files' source states, by file name.
+            by_source: Digests (sha256) that the files' source states, by name in the folder of the main file.
 
         Raises ManifestError, DigestMismatchError, ArtifactChangedError, LongReadError.
         """
         stated = dict(manifest.artifact.sha256)
-        unknown = set(stated) - {file.name for file in files}
+        names = names_in_folder(files)
+        unknown = set(stated) - set(names)
         if unknown:
             raise ManifestError(
                 f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
             )
         stated = {**(by_source or {}), **stated}
-        return [self._digest(file, stated.get(file.name), reading, check) for file in files]
+        return [self._digest(file, stated.get(name), reading, check) for file, name in zip(files, names, strict=True)]
 
     def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
         identity, certain = identity_of(file), self.rest_s(file) <= 0
@@ -107,6 +108,15 @@ class FileDigests:
         self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)
         return found
 
+    @staticmethod
+    def prove(files: tuple[Path, ...], manifest: Manifest, digests: Sequence[Digests] | None) -> bool:
+        """Return whether the digests, None for none, are all that a manifest states of the files."""
+        stated = manifest.artifact.sha256
+        if digests is None:
+            return not stated
+        found = {name: each.sha256 for name, each in zip(names_in_folder(files), digests, strict=True)}
+        return all(found.get(name) == digest for name, digest in stated.items())
+
     def known(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[Digests] | None:
         """Return the digests of all files, if the catalog has them."""
         known = [self._known(file, each) for file, each in zip(files, identities, strict=True)]
@@ -119,6 +129,12 @@ class FileDigests:
             if found is not None:
                 return Digests(*found, certain=not mark)
         return None
+
+
+def names_in_folder(files: Sequence[Path]) -> list[str]:
+    """Return the name of each file of an artifact in the folder of its main file; of others their last part."""
+    folder = files[0].parent
+    return [str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name for file in files]
 
 
 def rest_of(file: Path) -> float:

@@ -29,6 +29,7 @@ import msgspec
 from trims.core.errors import (
     ArtifactError,
     ArtifactNotFoundError,
+    CallerError,
     DigestMismatchError,
     TrimsError,
 )
@@ -39,17 +40,18 @@ from trims.formats.conversion.conversion import builder_of_options, converter, d
 from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
+from trims.formats.transformers.folder import main_in
 from trims.manifests.manifest import ArtifactSource, Manifest
 from trims.sources.http import shown
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
-from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
+from trims.store.resolve.hashing import DigestNeededError, Digests, Progress, Reading
 from trims.store.resolve.mounts import mount_of, mount_of_now
 from trims.store.resolve.signatures import Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.registry.base import Registry
@@ -412,12 +414,13 @@ class Resolver:
         python = self._python(manifest, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, Environment(python))
         identities = identities_of(files)
-        in_place, why_not = self._in_place_key(manifest, chosen, artifact, (identities, made_by))
+        known = self._digests.known(files, identities)
+        facts = (identities, made_by)
+        in_place, why_not = self._in_place_key(manifest, chosen, artifact, facts, known)
         if in_place is None and not reading.digest:
             raise DigestNeededError(name)
         rests_at_s = self._clock() + max(map(self._digests.rest_s, files))
         check = partial(self._check_size, manifest, artifact, reading)
-        known = None if reading.digest else self._digests.known(files, identities)
         try:
             stated = self._addresses.unproven(manifest, files) if reading.digest else {}
             digests = self._digests.read(files, manifest, reading, check, stated) if reading.digest else known
@@ -425,6 +428,8 @@ class Resolver:
             if in_place is not None:  # from now on every open of it sees this error
                 self.needs_conversion(name, in_place, str(error))
             raise
+        if in_place is None and digests is not None:
+            in_place, why_not = self._in_place_key(manifest, chosen, artifact, facts, digests)
         key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)
         self.signatures.look(chosen, artifact, key, in_place)
         return Resolved(
@@ -447,25 +452,32 @@ class Resolver:
         )
 
     def _in_place_key(
-        self, manifest: Manifest, chosen: Converter, artifact: Artifact, facts: tuple[object, ...]
+        self,
+        manifest: Manifest,
+        chosen: Converter,
+        artifact: Artifact,
+        facts: tuple[object, ...],
+        digests: Sequence[Digests] | None,
     ) -> tuple[str | None, str]:
         """Return the key under which the artifact's own files may be served (a hash of identities), or why not."""
-        why = self._why_not(manifest, chosen, artifact)
+        why = self._why_not(manifest, chosen, artifact, digests)
         if why:
             return None, why
         key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
         return (None, self._not_in_place[key]) if key in self._not_in_place else (key, "")
 
-    def _why_not(self, manifest: Manifest, chosen: Converter, artifact: Artifact) -> str:
-        """Return why the artifact's own files may not be served before they are looked into; empty if they may.
+    def _why_not(
+        self, manifest: Manifest, chosen: Converter, artifact: Artifact, digests: Sequence[Digests] | None
+    ) -> str:
+        """Return why the artifact's own files may not be served as they are now; empty if they may.
 
-        Files that another user may change are read first, and so are those of which a digest is stated, or whose
-        manifest asks for it. A manifest that names a place, pins or persists wants an image.
+        Files that another user may change are read first, and so are those of which a digest is stated, until it is
+        known to be right, or whose manifest asks for it. A manifest that names a place, pins or persists wants an image.
         """
         source = manifest.artifact
         if not self._in_place:
             return "by its settings (`trust`, `always_hash`) this daemon reads every artifact before it serves it"
-        if source.sha256 or source.trust == "verified":
+        if source.trust == "verified" or not self._digests.prove(artifact.files, manifest, digests):
             return "its manifest (`sha256`, or `trust: verified`) has its files read first"
         if not may_be_in_place(chosen, artifact.options):
             return f"its format {chosen.format}, with its options, is always converted"
@@ -520,6 +532,8 @@ class Resolver:
             main = _inside_package(*source.package)
         else:
             main = self._build(manifest)
+        if main.is_dir():
+            main = _main_in(manifest, main)
         if not main.is_file():
             if manifest.name.startswith(FILE_PREFIX):
                 raise ArtifactNotFoundError(f"{main} is not a file; correct the path, or put it there")
@@ -600,6 +614,13 @@ def _plain(part: Any) -> Any:
             del fields["uri"]
         return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
+
+
+def _main_in(manifest: Manifest, folder: Path) -> Path:
+    try:
+        return main_in(folder)
+    except CallerError as error:
+        raise ArtifactError(f"{manifest.name}: {error}") from error
 
 
 def _inside_package(package: str, path: str) -> Path:

@@ -22,7 +22,7 @@ from trims.core.errors import CallerError, ClosedError, NotSupportedError, Permi
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.conversion.conversion import converter  # noqa: E402
 from trims.image.plan import Contents, SourceTensor, plan_image  # noqa: E402
-from trims.image.program import Program  # noqa: E402
+from trims.image.program import TORCH_SKELETON, Program  # noqa: E402
 from trims.image.source import FileSpan, SourceFile  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 
@@ -379,7 +379,7 @@ def test_non_persistent_buffers_come_from_the_image_or_are_asked_for(tmp_path: P
 def test_the_collector_is_as_it_was_after_a_module_was_made_or_could_not_be(tmp_path: Path, *, enabled: bool) -> None:
     _, path = with_skeleton(tmp_path, torch_modules.conv_net)
     versions = {"torch": str(torch.__version__)}
-    unreadable = Program(trims_torch.KIND, {"versions": versions, "frozen": [], "buffers": [], "constants": []}, b"\0")
+    unreadable = Program(TORCH_SKELETON, {"versions": versions, "frozen": [], "buffers": [], "constants": []}, b"\0")
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:

@@ -1,0 +1,94 @@
+"""The tokenizer of a model, and the longest text that the model takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Length that tokenizers state which know none.
+_NONE = 1 << 30
+#: Models whose first positions stand for padding.
+_SHIFTED = frozenset(
+    ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "longformer", "mpnet", "luke",
+     "data2vec-text", "ibert", "xmod", "esm")
+)  # fmt: skip
+_MOST_TEXT_BYTES = 1 << 20
+
+
+def tokenizer_in(folder: str, described: Mapping[str, bytes], *, with_code: bool) -> Any:
+    """Return the tokenizer of a model's folder. Raises NotSupportedError if there is none, or it cannot be made."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
+    except Exception as error:
+        has = (
+            ", ".join(name for name in described if "token" in name or "vocab" in name) or "none of a tokenizer's files"
+        )
+        raise NotSupportedError(
+            f"no tokenizer can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}); "
+            f"it has {has}: put tokenizer.json and tokenizer_config.json there, or install what the tokenizer needs"
+        ) from error
+
+
+class LengthLimit:
+    """The longest text that a model takes, in tokens, and what is done about longer ones.
+
+    Args:
+        tokenizer: The model's.
+        config: Of its module.
+        options: `max_length`, `truncation` and `max_text_bytes` of the manifest.
+    """
+
+    def __init__(self, tokenizer: Any, config: Any, options: Mapping[str, Any], *, truncation: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = _limit_of(tokenizer, config)
+        if "max_length" in options:
+            self.tokens = options["max_length"] if self.tokens is None else min(self.tokens, options["max_length"])
+        self.truncates = bool(options.get("truncation", truncation))
+        self._most_bytes = options.get("max_text_bytes", _MOST_TEXT_BYTES)
+        self._special = tokenizer.num_special_tokens_to_add() if tokenizer is not None else 0
+
+    def check(self, texts: Iterable[str], pairs: Iterable[str] = ()) -> None:
+        """Raise CallerError for a text that the model cannot take whole, unless texts are cut."""
+        given = list(zip(texts, pairs, strict=True)) if pairs else [(each,) for each in texts]
+        for text in given:
+            self._check(text)
+
+    def _check(self, text: tuple[str, ...]) -> None:
+        nbytes = sum(len(each.encode()) for each in text)
+        if nbytes > self._most_bytes:
+            raise CallerError(
+                f"a text of {nbytes} bytes is longer than {self._most_bytes} (max_text_bytes in the manifest's "
+                "predictor.options)"
+            )
+        # A token stands for one byte at least, so most texts need no count.
+        if self.truncates or self.tokens is None or nbytes + 2 * self._special <= self.tokens:
+            return
+        tokens = len(self._tokenizer(*text, truncation=False, verbose=False)["input_ids"])
+        if tokens > self.tokens:
+            raise CallerError(
+                f"a text has {tokens} tokens, the model takes {self.tokens}; shorten it, or set predictor.options "
+                "{truncation: true} in the manifest, which cuts texts"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what a tokenizer's call takes to cut texts."""
+        return {"truncation": True, "max_length": self.tokens} if self.truncates and self.tokens else {}
+
+
+def _limit_of(tokenizer: Any, config: Any) -> int | None:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    limits = []
+    if isinstance(positions, int) and positions > 0:
+        shifted = getattr(text, "model_type", "") in _SHIFTED
+        limits.append(positions - ((getattr(text, "pad_token_id", None) or 0) + 1 if shifted else 0))
+    stated = getattr(tokenizer, "model_max_length", _NONE)
+    if stated < _NONE:
+        limits.append(int(stated))
+    return min(limits, default=None)

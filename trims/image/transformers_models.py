@@ -1,0 +1,168 @@
+"""Making the module of a Hugging Face model from the files in its image and tensors that are there already.
+
+Used by the converter, which keeps the module's skeleton, and by sessions whose image has none. The library's own loader
+gives the tensors their names, merges and casts what the architecture wants otherwise than its file has it, ties, and
+computes buffers that no file has. Tensors that it only renames stay where they are: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from packaging.version import Version
+
+from trims.core.errors import ArtifactError, NotSupportedError
+from trims.manifests.tasks import EMBEDDING, FEATURES, auto_class
+from trims.process.packages import install_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trims.image.model_files import Described
+
+_OLDEST = "5.0"
+_CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
+_SHOWN_NAMES = 20
+
+
+def library() -> Any:
+    """Return the module `transformers`, quiet. Raises NotSupportedError if it is missing or too old."""
+    try:
+        import transformers
+    except ImportError as error:
+        import sys
+
+        raise NotSupportedError(
+            f"this model needs transformers, which {sys.prefix} lacks ({error}); install it there: "
+            f"{install_words('transformers', sys.executable)}"
+        ) from error
+    if Version(transformers.__version__) < Version(_OLDEST):
+        raise NotSupportedError(
+            f"transformers {transformers.__version__} is too old: folders of Hugging Face models need {_OLDEST} or newer"
+        )
+    return transformers
+
+
+@contextlib.contextmanager
+def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
+    """Write the files into a folder that lasts for the block: libraries read configurations from folders only."""
+    with tempfile.TemporaryDirectory(prefix="trims-model-") as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        yield folder
+
+
+def make_module(
+    state: Mapping[str, torch.Tensor], described: Described, what: str, *, with_code: bool = False
+) -> tuple[torch.nn.Module, frozenset[str]]:
+    """Return the module of a model in eval mode, and the names of tensors of `state` that it does not use.
+
+    Args:
+        state: Tensors by their names in the file. Those that need no conversion become the module's own.
+        described: The model.
+        what: Whose module it is, for messages.
+        with_code: Python files of the folder may run.
+
+    Raises:
+        ArtifactError: Tensors are missing or have other shapes than the configuration says.
+        NotSupportedError: The installed library does not know the architecture, or lacks what it needs.
+    """
+    transformers = library()
+    with folder_of(described.files) as folder:
+        config, kind = _class_of(transformers, folder, described, what, with_code)
+        with _explained(what, transformers), _quiet(transformers), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of what no file has, such as a pooler that the task does not use
+            module, found = kind.from_pretrained(
+                None, config=config, state_dict=dict(state), output_loading_info=True, dtype="auto"
+            )
+        _check(module, found, described.task, what)
+        if _GENERATION_CONFIG in described.files:
+            module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return module.eval(), frozenset(found["unexpected_keys"])
+
+
+def _class_of(transformers: Any, folder: str, described: Described, what: str, with_code: bool) -> tuple[Any, Any]:
+    """Return the configuration, and the class of the module for the task."""
+    raw = json.loads(described.files[_CONFIG])
+    if method := (raw.get("quantization_config") or {}).get("quant_method", ""):
+        raise NotSupportedError(
+            f"{what}: its weights are quantized ({method}), which is not served from shared memory; take the model's "
+            "weights in full or half precision"
+        )
+    auto = auto_class(described.task, raw)
+    with _explained(what, transformers):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
+        mapped = getattr(config, "auto_map", None) or {}
+        if with_code and auto in mapped:
+            from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+            return config, get_class_from_dynamic_module(mapped[auto], folder)
+        mapping = getattr(transformers, auto)._model_mapping
+    if type(config) not in mapping:
+        raise NotSupportedError(
+            f"{what}: {type(config).__name__} of transformers {transformers.__version__} has no class for the task "
+            f"{described.task} ({auto}); state another task"
+        )
+    kinds = mapping[type(config)]
+    if not isinstance(kinds, (list, tuple)):
+        return config, kinds
+    named = {kind.__name__: kind for kind in kinds}
+    return config, next((named[each] for each in raw.get("architectures") or () if each in named), kinds[0])
+
+
+def _check(module: torch.nn.Module, found: Mapping[str, Any], task: str, what: str) -> None:
+    """Raise ArtifactError unless every tensor that the task uses came from the file."""
+    missing = sorted(name for name in found["missing_keys"] if not _is_unused(name, task))
+    if missing:
+        more = f" and {len(missing) - _SHOWN_NAMES} more" if len(missing) > _SHOWN_NAMES else ""
+        raise ArtifactError(
+            f"{what} lacks {', '.join(missing[:_SHOWN_NAMES])}{more}, which {type(module).__name__} needs for the task "
+            f"{task}: state the task that the weights were trained for, such as {FEATURES}"
+        )
+
+
+def _is_unused(name: str, task: str) -> bool:
+    """Return whether a task does without a tensor: features are taken before the pooler."""
+    return task in (FEATURES, EMBEDDING) and "pooler" in name.split(".")
+
+
+@contextlib.contextmanager
+def _explained(what: str, transformers: Any) -> Iterator[None]:
+    """Turn what the library raises over files and configurations into errors that name the model."""
+    try:
+        yield
+    except (MemoryError, ArtifactError, NotSupportedError):
+        raise
+    except ImportError as error:
+        raise NotSupportedError(f"{what}: {error}") from error
+    except (ValueError, KeyError) as error:
+        if "auto_map" in str(error) or "trust_remote_code" in str(error):
+            raise NotSupportedError(
+                f"{what} needs Python code of its own; if you trust its author, set options.trust_remote_code: true"
+            ) from error
+        raise NotSupportedError(f"{what}: transformers {transformers.__version__}: {error}"[:2000]) from error
+    except (RuntimeError, OSError, TypeError, AttributeError, IndexError, AssertionError, ZeroDivisionError) as error:
+        said = f"{type(error).__name__}: {error}"[:2000]
+        raise ArtifactError(f"{what} does not fit its config.json: {said}") from error
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep progress bars and reports of the library off the output: what matters of them is checked here."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

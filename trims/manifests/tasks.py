@@ -1,0 +1,171 @@
+"""Tasks of Hugging Face models: their names, and the task of an architecture. Standard library only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trims.core.errors import CallerError
+from trims.manifests.serving import ANY, Signature, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION, FILL_MASK = "text-classification", "token-classification", "fill-mask"
+QUESTION_ANSWERING, ZERO_SHOT = "question-answering", "zero-shot-classification"
+FEATURES, EMBEDDING = "feature-extraction", "sentence-embedding"
+GENERATION, TEXT_TO_TEXT = "text-generation", "text2text-generation"
+IMAGES, SPEECH = "image-classification", "automatic-speech-recognition"
+
+
+class Task(NamedTuple):
+    """A task.
+
+    Attributes:
+        auto: Class of transformers that makes the module for a configuration.
+        inputs: What requests bring, by the names that answers to them are documented with.
+        outputs: What answers have.
+        reads: What prepares inputs: `tokenizer`, `image_processor` or `feature_extractor`.
+    """
+
+    auto: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    reads: tuple[str, ...] = ("tokenizer",)
+
+
+def _text(name: str) -> TensorType:
+    return TensorType(name, "BYTES", (ANY,))
+
+
+_LABELS = (_text("label"), TensorType("score", "FP32", (ANY,)))
+_GENERATED = (_text("generated_text"),)
+TASKS: Mapping[str, Task] = {
+    TEXT_CLASSIFICATION: Task("AutoModelForSequenceClassification", (_text("text"),), _LABELS),
+    TOKEN_CLASSIFICATION: Task("AutoModelForTokenClassification", (_text("text"),), (_text("entities"),)),
+    FILL_MASK: Task(
+        "AutoModelForMaskedLM",
+        (_text("text"),),
+        (
+            TensorType("token_str", "BYTES", (ANY, ANY)),
+            TensorType("score", "FP32", (ANY, ANY)),
+            TensorType("token", "INT64", (ANY, ANY)),
+            TensorType("sequence", "BYTES", (ANY, ANY)),
+        ),
+    ),
+    QUESTION_ANSWERING: Task(
+        "AutoModelForQuestionAnswering",
+        (_text("question"), _text("context")),
+        (
+            _text("answer"),
+            TensorType("score", "FP32", (ANY,)),
+            TensorType("start", "INT64", (ANY,)),
+            TensorType("end", "INT64", (ANY,)),
+        ),
+    ),
+    ZERO_SHOT: Task(
+        "AutoModelForSequenceClassification",
+        (_text("text"), _text("candidate_labels")),
+        (TensorType("labels", "BYTES", (ANY, ANY)), TensorType("scores", "FP32", (ANY, ANY))),
+    ),
+    FEATURES: Task("AutoModel", (_text("text"),), (TensorType("features", "FP32", (ANY, ANY, ANY)),)),
+    EMBEDDING: Task("AutoModel", (_text("text"),), (TensorType("embedding", "FP32", (ANY, ANY)),)),
+    GENERATION: Task("AutoModelForCausalLM", (_text("text"),), _GENERATED),
+    TEXT_TO_TEXT: Task("AutoModelForSeq2SeqLM", (_text("text"),), _GENERATED),
+    IMAGES: Task(
+        "AutoModelForImageClassification",
+        (TensorType("image", "BYTES", (ANY,)),),
+        (TensorType("label", "BYTES", (ANY, ANY)), TensorType("score", "FP32", (ANY, ANY))),
+        ("image_processor",),
+    ),
+    SPEECH: Task(
+        "AutoModelForSpeechSeq2Seq",
+        (TensorType("samples", "FP32", (ANY, ANY)),),
+        (_text("text"),),
+        ("tokenizer", "feature_extractor"),
+    ),
+}
+#: Class of speech models whose output is one symbol for each frame.
+CTC = "AutoModelForCTC"
+#: End of an architecture's name -> task; the first that fits counts.
+_BY_ENDING = (
+    ("ForSequenceClassification", TEXT_CLASSIFICATION),
+    ("ForTokenClassification", TOKEN_CLASSIFICATION),
+    ("ForMaskedLM", FILL_MASK),
+    ("ForQuestionAnswering", QUESTION_ANSWERING),
+    ("ForQuestionAnsweringSimple", QUESTION_ANSWERING),
+    ("ForCausalLM", GENERATION),
+    ("LMHeadModel", GENERATION),
+    ("ForImageClassification", IMAGES),
+    ("ForImageClassificationWithTeacher", IMAGES),
+    ("ForCTC", SPEECH),
+    ("ForSpeechSeq2Seq", SPEECH),
+    ("MTModel", TEXT_TO_TEXT),
+    ("WithLMHeadModel", FILL_MASK),
+)
+#: Types of models whose ForConditionalGeneration hears.
+_HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "seamless_m4t", "seamless_m4t_v2"})
+#: Types of models whose ForConditionalGeneration reads text and nothing else.
+_READING = frozenset(
+    (
+        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
+        "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers",
+        "t5", "t5gemma", "umt5",
+    )
+)  # fmt: skip
+
+
+def check_task(task: object) -> str:
+    """Return a task's name. Raises CallerError naming all there are."""
+    if not isinstance(task, str) or task not in TASKS:
+        raise CallerError(f"there is no task {task!r:.80}; known are {', '.join(TASKS)}")
+    return task
+
+
+def task_of(config: Mapping[str, Any], embeds: bool, where: str) -> str:
+    """Return the task of a model.
+
+    Args:
+        config: Its `config.json`.
+        embeds: It has modules of sentence-transformers, which make one embedding of each text.
+        where: The folder, for errors.
+
+    Raises CallerError, with the list of tasks, if the architecture does not say it.
+    """
+    if embeds:
+        return EMBEDDING
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    found = _of_architecture(architecture, str(config.get("model_type", "")))
+    if found is None:
+        said = (
+            f"its architecture {architecture!r:.100} says" if architecture else "its config.json names no architecture"
+        )
+        raise CallerError(
+            f"{where}: {said} no task; state one of {', '.join(TASKS)} (--task, in a manifest options.task)"
+        )
+    return found
+
+
+def _of_architecture(architecture: str, model_type: str) -> str | None:
+    for ending, task in _BY_ENDING:
+        if architecture.endswith(ending):
+            return task
+    if architecture.endswith("ForConditionalGeneration"):
+        if model_type in _HEARING:
+            return SPEECH
+        return TEXT_TO_TEXT if model_type in _READING else None
+    if architecture.endswith("Model") and "For" not in architecture:
+        return FEATURES
+    return None
+
+
+def auto_class(task: str, config: Mapping[str, Any]) -> str:
+    """Return the class of transformers that makes the module of a task for a configuration."""
+    named = config.get("architectures")
+    hears_frames = task == SPEECH and any(str(each).endswith("ForCTC") for each in named or ())
+    return CTC if hears_frames else TASKS[task].auto
+
+
+def signature_of(task: str) -> Signature:
+    """Return the inputs and outputs of a task."""
+    return Signature(TASKS[task].inputs, TASKS[task].outputs)
