@@ -58,10 +58,13 @@ class Generation:
             torch.manual_seed(asked.seed)
         found = self.module.generate(**tokens, **asked.options, tokenizer=self.tokenizer)[0]
         if self.module.config.is_encoder_decoder:
-            return str(self.tokenizer.decode(found, skip_special_tokens=True))
-        whole = str(self.tokenizer.decode(found, skip_special_tokens=True))
-        prompt = str(self.tokenizer.decode(tokens["input_ids"][0], skip_special_tokens=True))
-        return text + whole[len(prompt) :] if asked.full else whole[len(prompt) :]
+            return self.decode(found)
+        new = self.decode(found[tokens["input_ids"].shape[1] :])
+        return text + new if asked.full else new
+
+    def decode(self, tokens: torch.Tensor) -> str:
+        """Return the text of tokens, without those that have no text."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def most_new(self, prompt_tokens: int, asked: int | None) -> int:
         """Return how many tokens an answer may have. Raises CallerError for more than the model or the manifest takes."""
