@@ -6,6 +6,7 @@ What it answers is checked; what it does otherwise (hangs, crashes, lies, floods
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import secrets
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from trims_predictors.children.launcher import Environment, Launcher
     from trims_predictors.ipc.output_pipes import Output
     from trims_predictors.worker.prefault import WrittenPages
+
+    #: Takes the tensors of a part of an answer, and must not raise.
+    OnPart = Callable[[Sequence[Tensor]], None]
 
 #: Seconds between "unload" and SIGKILL.
 _GRACE_S = 5.0
@@ -94,6 +98,7 @@ class PredictorProcess:
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.going: asyncio.Future[None] = self._loop.create_future()
         self._answer: asyncio.Future[Message] | None = None
+        self._on_part: OnPart | None = None
         #: Number of the message that is to be answered. Code of a model cannot guess it, and no answer comes twice.
         self._request = ""
         self._instructions = Sender()
@@ -110,7 +115,12 @@ class PredictorProcess:
             self._output.facts["request"] = request
 
     async def ask(
-        self, message: Message, *, deadline_s: float | None, tensors: Sequence[Tensor] | None = None
+        self,
+        message: Message,
+        *,
+        deadline_s: float | None,
+        tensors: Sequence[Tensor] | None = None,
+        on_part: OnPart | None = None,
     ) -> Message:
         """Have one thing done.
 
@@ -118,6 +128,7 @@ class PredictorProcess:
             message: What; with tensors they are added to it as `inputs`.
             deadline_s: Seconds after which the process is killed.
             tensors: Of a request.
+            on_part: Takes parts of the answer before it, if there are any; None for a request that wants none.
 
         Returns:
             Its answer; `outputs` in it are tensors, with bytes of their own.
@@ -131,6 +142,7 @@ class PredictorProcess:
         assert self._answer is None, "one thing at a time"
         self._note_work(message)
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
+        self._on_part = on_part
         try:
             await self._tell({**ask_for_spans(message), "request": self._request}, tensors)
             answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
@@ -169,7 +181,7 @@ class PredictorProcess:
                 self._output.facts["model"] = str(message["model"])
 
     def _forget_answer(self) -> None:
-        answer, self._answer = self._answer, None
+        answer, self._answer, self._on_part = self._answer, None, None
         if answer is not None and answer.done() and not answer.cancelled():
             answer.exception()  # an error that came before the question was awaited is reported; else asyncio logs it
         if self._burial is not None:
@@ -231,8 +243,24 @@ class PredictorProcess:
             self.kill("it spoke without being asked")
         elif message.get("request") != self._request:
             self._break(BadMessageError("it answered what was not asked"))
+        elif message.get("op") == "part":
+            self._take_part(message)
         else:
             self._answer.set_result(message)
+
+    def _take_part(self, message: Message) -> None:
+        try:
+            if self._on_part is None:
+                raise BadMessageError("it answered in parts, which were not asked for")
+            self._on_part(part_of(message))
+        except BadMessageError as error:
+            self._break(error)
+
+    def stop_run(self) -> None:
+        """Have the run that goes on end early, if its predictor can. Never raises."""
+        if self._answer is not None and not self._answer.done():
+            with contextlib.suppress(LostPeerError):
+                self._peer.send({"op": "stop", "request": self._request})
 
     def _lost(self, why: str) -> None:
         self._break(LostPeerError(why))
@@ -337,6 +365,25 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "answer": {"outputs": list, "stages": dict},
     "failed": {"code": str, "message": str},
 }
+
+
+def part_of(message: Message) -> list[Tensor]:
+    """Return the tensors of a part of an answer, checked. Raises BadMessageError: a predictor may send anything."""
+    try:
+        made = [
+            Tensor(
+                str(each["name"]),
+                str(each["dtype"]),
+                tuple(int(length) for length in each["shape"]),
+                base64.b64decode(each["data"], validate=True),
+            )
+            for each in message["outputs"]
+        ]
+        for each in made:
+            each.check()
+    except (KeyError, TypeError, ValueError, CallerError) as error:
+        raise BadMessageError(f"a part of an answer that is none: {error!r:.200}") from error
+    return made
 
 
 def _checked(answer: Message) -> Message:

@@ -16,7 +16,6 @@ _ROUTES = {
     "cuda_shared_memory": r"cudasharedmemory(/.*)?",
     "trace": r"(MODEL/)?trace/setting",
     "logging": r"logging",
-    "generate": r"MODEL/generate(_stream)?",
 }
 _METHODS = {
     "CudaSharedMemoryRegister": "cuda_shared_memory",

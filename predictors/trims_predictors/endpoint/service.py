@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
+    from trims_predictors.endpoint.part_streams import OnPart
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
 #: Seconds for the daemon to report where its files are.
 _PATIENCE_S = 2.0
 EXTENSIONS = (
-    "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
+    "binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "schedule_policy", "statistics",
 )  # fmt: skip
 
 
@@ -207,8 +208,35 @@ class Service:
         )  # fmt: skip
         return Answered(deployment, answer, outputs)
 
+    async def run(
+        self,
+        model: str,
+        version: str,
+        asked: InferRequest,
+        *,
+        on_part: OnPart | None = None,
+        span: RequestSpan | None = None,
+    ) -> tuple[Deployment, Answer]:
+        """Answer one request that is sent on in a form of its own; see `infer`.
+
+        Args:
+            model: As registered.
+            version: Of its manifest; empty for any.
+            asked: The request. Outputs in shared memory and classifications are for `infer`.
+            on_part: Takes parts of the answer before it, if the model's predictor has parts.
+            span: Of the request.
+        """
+        deployment, answer = await self._infer(model, version, asked, span, on_part)
+        asked.chosen(answer.outputs)
+        return deployment, answer
+
     async def _infer(
-        self, model: str, version: str, asked: InferRequest, span: RequestSpan | None
+        self,
+        model: str,
+        version: str,
+        asked: InferRequest,
+        span: RequestSpan | None,
+        on_part: OnPart | None = None,
     ) -> tuple[Deployment, Answer]:
         began = time.perf_counter()
         tensors, place, tenant = asked.inputs, asked.place, caller()
@@ -229,6 +257,7 @@ class Service:
                 began_s=began,
                 begin_run=None if span is None else span.begin_run,
                 wanted=tuple(asked.wanted or ()),
+                on_part=on_part,
             )
         except (TrimsError, asyncio.CancelledError):
             for counted in statistics:

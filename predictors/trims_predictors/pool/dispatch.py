@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trims.trace.context import SpanContext
     from trims.wire.frames import Message
-    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.children.worker_process import OnPart, PredictorProcess
     from trims_predictors.deployment.cpu_shares import Computing
     from trims_predictors.deployment.deployment import Deployment, Settings
     from trims_predictors.pool.events import Job
@@ -48,6 +48,7 @@ class Request:
         keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.
         begin_run: Called when a predictor begins to answer it.
         wanted: Names of the outputs that it asks for; empty for all.
+        on_part: Takes parts of the answer as they come; None if none are wanted. Such a request runs alone.
         only_load: It wants a predictor that has loaded the model, and no run.
         id: Name of the request in the log.
         trace: The span that it is a part of; None if none is recorded.
@@ -61,6 +62,7 @@ class Request:
     keep_alive_s: float | None
     begin_run: BeginRun | None
     wanted: Sequence[str] = ()
+    on_part: OnPart | None = None
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
     trace: SpanContext | None = field(default_factory=current.get)
@@ -80,6 +82,7 @@ class Running:
         warm: They were there before.
         stages: Seconds that the parts of its start took.
         keep_alive_s: What the last request said of it.
+        stops: A run of it ends early if it is asked to.
         jobs: Of the run that is under way.
         abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
         idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
@@ -93,6 +96,7 @@ class Running:
     warm: bool = False
     stages: dict[str, float] = field(default_factory=dict)
     keep_alive_s: float | None = None
+    stops: bool = False
     jobs: Sequence[Job] = ()
     abandoned_timer: asyncio.TimerHandle | None = None
     idle_timer: asyncio.TimerHandle | None = None
@@ -173,7 +177,11 @@ class Runs:
         threads = deployment.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         wanted = _wanted_by(requests)
-        message = {"op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {})}
+        on_part = requests[0].on_part
+        message = {
+            "op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {}),
+            **({"stream": True} if on_part is not None else {}),
+        }  # fmt: skip
         field = "`deadline_s` in the `predictor` of its manifest"
         with (
             run,
@@ -185,6 +193,7 @@ class Runs:
                 {**message, **({"context": dict(contexts[0])} if contexts else {})},
                 deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
                 tensors=join([request.tensors for request in requests]),
+                on_part=on_part,
             )
         stated = [each for each in deployment.outputs if not wanted or each.name in wanted]
         check_outputs(answer["outputs"], stated, deployment.model)

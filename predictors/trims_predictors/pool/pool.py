@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trims.trace.context import SpanContext
     from trims.trace.span import AnySpan
     from trims.wire.frames import Message
-    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.children.worker_process import OnPart, PredictorProcess
     from trims_predictors.deployment.deployment import Answer, Deployment, Settings
     from trims_predictors.deployment.signatures import Keep
     from trims_predictors.pool.dispatch import BeginRun
@@ -115,6 +115,7 @@ class WorkerPool:
         began_s: float | None = None,
         begin_run: BeginRun | None = None,
         wanted: Sequence[str] = (),
+        on_part: OnPart | None = None,
     ) -> Answer:
         """Answer one request.
 
@@ -127,6 +128,7 @@ class WorkerPool:
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
             begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
             wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
+            on_part: Takes parts of the answer before it, if the predictor has parts; None for none.
 
         Raises:
             CallerError: The inputs do not fit the model, or the predictor refuses them.
@@ -139,7 +141,8 @@ class WorkerPool:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signatures.of(deployment)[0], deployment.model)
         began_s = time.perf_counter() if began_s is None else began_s
-        request = Request(deployment, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
+        answer = self._loop.create_future()
+        request = Request(deployment, tensors, answer, began_s, keep_alive_s, begin_run, wanted, on_part)
         job = self._job(request, deployment.level_of(priority))
         return await self._answer(job, queue_deadline_s)
 
@@ -191,7 +194,8 @@ class WorkerPool:
 
     def _job(self, request: Request, level: int) -> Job:
         deployment = request.deployment
-        rows, group = rows_of(request.tensors) if deployment.batch else (1, None)
+        together = deployment.batch and request.on_part is None
+        rows, group = rows_of(request.tensors) if together else (1, None)
         if deployment.batch and rows > deployment.batch:
             raise CallerError(
                 f"the request has {rows} rows; {deployment.model!r} takes {deployment.batch} at once (max_batch_size)"
@@ -200,7 +204,7 @@ class WorkerPool:
             deployment.key,
             rows,
             group,
-            batch_ready=not (deployment.batch and deployment.batch_delay_s),
+            batch_ready=not (together and deployment.batch_delay_s),
             payload=request,
             level=level,
         )
@@ -229,6 +233,8 @@ class WorkerPool:
             return
         # Once for each run: a client that hangs up while its run begins is noticed twice, and a batch has several.
         if running.abandoned_timer is None and all(each.payload.answer.done() for each in running.jobs):
+            if running.stops:
+                running.process.stop_run()
             again_s = sum(running.stages.values())
             running.abandoned_timer = self._loop.call_later(again_s, self._end_abandoned, running)
 
@@ -361,6 +367,7 @@ class WorkerPool:
         self.failures.clear(deployment)
         self.hot.loaded(deployment, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
+        running.stops = answer.get("stops") is True
         running.stages = with_rest({"process_s": max(0.0, process_s), **answer["stages"]}, running.began_s)
         if self.on_load is not None:
             self.on_load(deployment, running.place, running.stages)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trims.core.errors import CallerError, PredictorError
 from trims.manifests.serving import TensorType, check_tensors
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from trims_predictors.api import Arrays, Context, Predictor
     from trims_predictors.tensors import Tensor
     from trims_predictors.transforms.chain import Chain
+
+    class PartSender(Protocol):
+        """Takes parts of an answer; `wanted` says whether anyone wants them."""
+
+        wanted: bool
+
+        def __call__(self, outputs: Arrays | None) -> bool:
+            """Send a part, None for nothing. Return whether the client still waits for more."""
+            ...
 
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
@@ -117,20 +126,28 @@ class Pipeline:
         """Return descriptions of an answer's outputs; empty if neither manifest nor predictor states them."""
         return _described(self._predictor, "outputs", self._context.outputs, bool(self._postprocess))
 
-    def run(self, inputs: Arrays, stages: Stages, wanted: Sequence[str] = ()) -> Arrays:
+    @property
+    def can_stop(self) -> bool:
+        """Return whether a run ends early when its client has gone."""
+        return hasattr(self._predictor, "predict_stream") and not self._postprocess
+
+    def run(
+        self, inputs: Arrays, stages: Stages, wanted: Sequence[str] = (), parts: PartSender | None = None
+    ) -> Arrays:
         """Answer a request. Raises CallerError for what is wrong with it, PredictorError for the rest.
 
         Args:
             inputs: Its arrays by name.
             stages: Takes the seconds of each part.
             wanted: Outputs that are asked for; empty for all. The answer has at least those of them that there are.
+            parts: Sends parts of the answer, where the predictor has them; None for a run that goes on to its end.
         """
         if self._preprocess:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
         with self._watched(inputs) as watch, stages.timed("predict_s") as run, watch(run):
             given = _given(self._predictor, inputs)
-            outputs = _checked(self._predicted(inputs, wanted))
+            outputs = _checked(self._predicted(inputs, wanted, parts))
             self.given = given
         if not self._postprocess:
             return _only(outputs, wanted)
@@ -152,8 +169,13 @@ class Pipeline:
 
         return profiled(self._predictor, inputs)
 
-    def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
+    def _predicted(self, inputs: Arrays, wanted: Sequence[str], parts: PartSender | None) -> Arrays:
         """Run the predictor, for the wanted outputs only if no steps follow: a step may read any output."""
+        if parts is not None and self.can_stop:
+            stream: Any = self._predictor.predict_stream  # type: ignore[attr-defined]  # an optional method
+            with parent_only():
+                streamed: Arrays = stream(inputs, wanted, parts, streams=parts.wanted)
+            return streamed
         only = None if self._postprocess or not wanted else getattr(self._predictor, "predict_only", None)
         with parent_only():
             found: Arrays = self._predictor.predict(inputs) if only is None else only(inputs, wanted)

@@ -9,7 +9,10 @@ supervisor (`pool`). Messages:
     {"op": "park"}          give the lease and the memory of the weights back until they are needed -> {"op": "parked"}
     {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
+    {"op": "stop", ...}     end the run of this request early, if the predictor can; nothing answers that
     {"op": "unload"}        give everything up and end
+
+Of a request that streams, parts of its answer come before it: {"op": "part", ...}.
 
 Each message but the last has a number, `request`, which its answer repeats: nothing else that is written to the socket
 is taken for the answer.
@@ -50,6 +53,7 @@ from trims_predictors.trace_context import handed_on
 from trims_predictors.tracebacks import traceback_of
 from trims_predictors.transforms.pipeline import Pipeline, Stages, pipeline_of
 from trims_predictors.worker.failures import blamed, confinement, failed
+from trims_predictors.worker.parts import Parts
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
 from trims_predictors.worker.prefault import Record, copy_ahead
 from trims_predictors.worker.reaper import adopt
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
 
     from trims.manifests.serving import TensorType
     from trims.wire.frames import Message
+    from trims_predictors.api import Arrays
     from trims_predictors.tensors import Tensor
 
 #: Folder for temporary files in a namespace (see `Isolation.scratch_bytes`).
@@ -110,6 +115,8 @@ class Worker:
         self._untold: int | None = None
         #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
         self._copies = False
+        #: The supervisor has let go while a run went on.
+        self._released = False
         self._own = os.getpid()
         self._arrivals = select.poll()
         self._arrivals.register(sock, select.POLLIN)
@@ -134,10 +141,15 @@ class Worker:
                 for fd in fds:
                     self._inbox.take(fd)
                 operation = message.get("op")
+                if operation == "stop":
+                    continue  # its run has ended by itself meanwhile
                 if operation == "unload":
                     told_to_end = True
                     break
                 self._carry_out(operations[str(operation)], message)
+                if self._released:
+                    told_to_end = True
+                    break
         self._unload()
         return told_to_end
 
@@ -252,6 +264,7 @@ class Worker:
             **_where(self._weights),
             "stages": stages.seconds,
             "imported": importable_since(before),
+            "stops": pipeline.can_stop,
         }, None
 
     def _opened(self, session: Session, message: Message) -> Weights:
@@ -311,7 +324,7 @@ class Worker:
         with stages.timed("input_s"):
             inputs = {tensor.name: self._input(tensor) for tensor in self._inbox.read(message["inputs"])}
         with handed_on(message.get("context")):
-            outputs = self._pipeline.run(inputs, stages, message.get("wanted", ()))
+            outputs = self._run(inputs, stages, message)
         with stages.timed("output_s"):
             described, fd = self._instructions.write(self._pipeline.tensors(outputs))
         if fd is None:
@@ -320,6 +333,18 @@ class Worker:
             self._keep_untold(None)
         answer = {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}
         return {**answer, BEGINS: stages.begins_ns} if traced and stages.bare else answer, fd
+
+    def _run(self, inputs: Arrays, stages: Stages, message: Message) -> Arrays:
+        """Run the pipeline. A run that can end early looks for the supervisor's word while it goes on."""
+        assert self._pipeline is not None
+        wanted = message.get("wanted", ())
+        if not self._pipeline.can_stop:
+            return self._pipeline.run(inputs, stages, wanted)
+        parts = Parts(self._sock, message["request"], self._own, wanted=bool(message.get("stream")))
+        try:
+            return self._pipeline.run(inputs, stages, wanted, parts)
+        finally:
+            self._released = parts.ended
 
     def _input(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """Return the array that the model's code is given: over the arena, or private (see `_kept_inputs`)."""

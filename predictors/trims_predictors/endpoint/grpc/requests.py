@@ -13,6 +13,7 @@ from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc.wire import Received, not_protobuf
 from trims_predictors.endpoint.infer_request import InferRequest, make_request
 from trims_predictors.endpoint.json.requests import told
+from trims_predictors.endpoint.outputs import Output
 from trims_predictors.endpoint.request_limits import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
 from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trims_predictors.deployment.deployment import Answer
-    from trims_predictors.endpoint.outputs import Output
 
 #: Data type -> the list of a tensor's contents that has its elements; FP16 and BF16 travel as raw bytes only.
 _CONTENTS = {
@@ -133,6 +133,20 @@ def write_answer(request: InferRequest, answer: Answer, model: str, version: str
         made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
         made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
     return made
+
+
+def write_part(request: InferRequest, model: str, version: str, tensors: Sequence[Tensor]) -> Any:
+    """A ModelInferResponse with a part of an answer."""
+    made = pb.ModelInferResponse(model_name=model, model_version=version, id=request.id or "")
+    for tensor in tensors:
+        made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
+        made.raw_output_contents.append(bytes(tensor.data))
+    return made
+
+
+def plain_outputs(tensors: Sequence[Tensor]) -> list[Output]:
+    """Return outputs that are sent as they are."""
+    return [Output(each) for each in tensors]
 
 
 def _set(parameter: Any, value: object) -> None:

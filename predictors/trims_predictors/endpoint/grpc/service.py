@@ -17,7 +17,8 @@ from trims_predictors.endpoint.extensions import check_repository, check_unload,
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.grpc.calls import Calls, code_of
-from trims_predictors.endpoint.grpc.requests import parse_request, write_answer
+from trims_predictors.endpoint.generation import wants_parts
+from trims_predictors.endpoint.grpc.requests import parse_request, plain_outputs, write_answer, write_part
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
@@ -25,12 +26,17 @@ from trims_predictors.endpoint.principals import Principals, caller
 from trims_predictors.endpoint.tracing import grpc_span, recorded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from trims.tenants import Tenants
     from trims_predictors.endpoint.grpc.health import Health
+    from trims_predictors.endpoint.grpc.streams import Part
+    from trims_predictors.endpoint.infer_request import InferRequest
+    from trims_predictors.endpoint.metrics import Counting
+    from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
+    from trims_predictors.tensors import Tensor
 
 #: Calls that have come and were neither taken nor refused yet: far more than come before the event loop's next turn.
 _MOST_PENDING = 100_000
@@ -84,7 +90,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             self._service.metrics.refused("grpc", error)
             raise
 
-    async def _infer(self, received: Received, context: Any, method: str) -> Any:
+    async def _infer(self, received: Received, context: Any, method: str, part: Part | None = None) -> Any:
+        """Answer one request. Parts of its answer are given to `part`, if it asks for a stream; then there is no more
+        than an empty answer, if it asks for that.
+        """
         service, request = self._service, received.message
         model = request.model_name
         with (
@@ -99,6 +108,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             tenant = caller()
             whose = "" if tenant is None else tenant.name
             await self._workers.pack(whose, asked.inputs, received.contents)
+            if part is not None and wants_parts(asked):
+                return await self._stream(asked, request, counting, span, part)
             with service.shared_memory.lend(asked) as shared:
                 await shared.fill(asked)
                 await self._workers.check(whose, asked.inputs)
@@ -109,11 +120,31 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             counting.answer = answer
             return written
 
+    async def _stream(
+        self, asked: InferRequest, request: Any, counting: Counting, span: RequestSpan | None, part: Part
+    ) -> Any:
+        """Answer a request in parts. Return an empty last answer if the request wants one, else None."""
+        model, version = request.model_name, request.model_version
+        parts = 0
+
+        def take(tensors: Sequence[Tensor]) -> None:
+            nonlocal parts
+            parts += 1
+            part(write_part(asked, model, version, tensors))
+
+        deployment, answer = await self._service.run(model, version, asked, on_part=take, span=span)
+        counting.answer = answer
+        if not parts:  # no predictor that has parts, or nothing came
+            return write_answer(asked, answer, deployment.model, deployment.version, plain_outputs(answer.outputs))
+        if asked.parameters.get("triton_enable_empty_final_response"):
+            return write_answer(asked, answer, deployment.model, deployment.version, [])
+        return None
+
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[bytes], context: Any) -> None:
         """Answer requests as they come, and send each answer when it is ready."""
 
-        async def answer(received: Received) -> Any:
-            return await self._infer(received, context, "ModelStreamInfer")
+        async def answer(received: Received, part: Part) -> Any:
+            return await self._infer(received, context, "ModelStreamInfer", part)
 
         await AnswerStream(self._receive, answer, context.write).run(request_iterator)
 

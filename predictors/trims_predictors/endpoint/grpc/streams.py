@@ -1,13 +1,14 @@
 """Requests of one gRPC stream, served as they come: several at once, so that instances and batches serve it, too.
 
 Answers are sent in the order of the requests, as Triton does for models with one answer to a request: clients pair
-them so. Bounded are the requests that run at once and the bytes of answers that wait for the client or for an earlier
+them so. A request for text whose input `stream` is true has many answers, one for each part. Bounded are the requests that run at once and the bytes of answers that wait for the client or for an earlier
 answer. Beyond either, nothing more is read from the stream, and HTTP/2's flow control stops its client.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import TrimsError
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
     from trims_predictors.endpoint.grpc.wire import Received
 
+    #: Takes a part of an answer, a ModelInferResponse.
+    Part = Callable[[Any], None]
+
 #: Requests of one stream that are answered at once, those included whose answers wait for the client.
 MOST_AT_ONCE = 32
 #: Bytes of answers that wait for the client; no further request is read while there are more.
 MOST_WAITING_BYTES = 64 << 20
 #: Letters of an error.
 _MOST_LETTERS = 1000
-#: The parameter by which clients of Triton know the last answer to a request; each request has one answer here.
+#: The parameter by which clients of Triton know the last answer to a request.
 _FINAL = "triton_final_response"
 
 
@@ -34,21 +38,21 @@ class AnswerStream:
 
     Args:
         receive: Reads a request. Raises BadMessageError.
-        answer: Makes the answer to a request.
+        answer: Makes the answer to a request, given what takes parts of it; None for an answer that was all parts.
         write: Sends an answer to the client, and returns when there is room for the next one.
     """
 
     def __init__(
         self,
         receive: Callable[[bytes], Received],
-        answer: Callable[[Received], Awaitable[Any]],
+        answer: Callable[[Received, Part], Awaitable[Any]],
         write: Callable[[Any], Awaitable[None]],
     ) -> None:
         self._receive = receive
         self._answer = answer
         self._write = write
-        #: Tasks that make the answers, in the order of the requests; None once no request follows.
-        self._answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+        #: Answers to each request as they are made, in the order of the requests; None once no request follows.
+        self._answers: asyncio.Queue[_Answers | None] = asyncio.Queue()
         self._running: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._waiting_bytes = 0
@@ -62,10 +66,11 @@ class AnswerStream:
         """
         reading = asyncio.ensure_future(self._read(requests))
         try:
-            while (making := await self._answers.get()) is not None:
-                made = await making
-                await self._write(made)
-                self._sent(made)
+            while (answers := await self._answers.get()) is not None:
+                while (made := await answers.next()) is not None:
+                    await self._write(made)
+                    self._sent(made)
+                self._slots.release()
             await reading
         finally:
             tasks = {reading, *self._running}
@@ -77,7 +82,6 @@ class AnswerStream:
         self._waiting_bytes -= made.ByteSize()
         if self._waiting_bytes <= MOST_WAITING_BYTES:
             self._has_room.set()
-        self._slots.release()
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
@@ -85,23 +89,68 @@ class AnswerStream:
                 received = self._receive(data)
                 await self._slots.acquire()
                 await self._has_room.wait()
-                task = asyncio.ensure_future(self._run(received))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-                self._answers.put_nowait(task)
+                answers = _Answers(asyncio.Queue())
+                answers.task = asyncio.ensure_future(self._run(received, answers))
+                self._running.add(answers.task)
+                answers.task.add_done_callback(self._running.discard)
+                answers.task.add_done_callback(answers.end)
+                self._answers.put_nowait(answers)
         finally:
             self._answers.put_nowait(None)
 
-    async def _run(self, received: Received) -> Any:
+    async def _run(self, received: Received, answers: _Answers) -> None:
         """Answer one request: an error of the request is an answer, and a bug of ours ends the stream."""
+        held: Any = None
+
+        def part(response: Any) -> None:
+            nonlocal held
+            before, held = held, pb.ModelStreamInferResponse(infer_response=response)
+            if before is not None:  # the last part is the one that says so, as with Triton
+                before.infer_response.parameters[_FINAL].bool_param = False
+                self._made(before, answers)
+
         made = pb.ModelStreamInferResponse()
         try:
-            made.infer_response.CopyFrom(await self._answer(received))
+            found = await self._answer(received, part)
+            if found is not None:
+                made.infer_response.CopyFrom(found)
         except (TrimsError, TooLargeBodyError) as error:
+            found = made
             made.error_message = str(error)[:_MOST_LETTERS]
             made.infer_response.id = received.message.id
-        made.infer_response.parameters[_FINAL].bool_param = True
+        if held is not None and found is not None:
+            held.infer_response.parameters[_FINAL].bool_param = False
+            self._made(held, answers)
+        last = held if found is None and held is not None else made
+        last.infer_response.parameters[_FINAL].bool_param = True
+        self._made(last, answers)
+
+    def _made(self, made: Any, answers: _Answers) -> None:
         self._waiting_bytes += made.ByteSize()
         if self._waiting_bytes > MOST_WAITING_BYTES:
             self._has_room.clear()
-        return made
+        answers.queue.put_nowait(made)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Answers to one request: one, or the parts of a stream.
+
+    Attributes:
+        queue: Those that wait; None after the last one.
+        task: Makes them.
+    """
+
+    queue: asyncio.Queue[Any]
+    task: asyncio.Task[None] | None = None
+
+    def end(self, _: object) -> None:
+        """Say that there are no more."""
+        self.queue.put_nowait(None)
+
+    async def next(self) -> Any:
+        """Return the next answer; None after the last one. Raises what the task that makes them has raised."""
+        found = await self.queue.get()
+        if found is None and self.task is not None:
+            await self.task
+        return found

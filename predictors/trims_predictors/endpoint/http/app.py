@@ -24,8 +24,10 @@ from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.extensions import check_unload
 from trims_predictors.endpoint.http.error_answers import add_error_answers
 from trims_predictors.endpoint.http.evaluation_routes import add_evaluation_routes
+from trims_predictors.endpoint.http.generate_routes import add_generate_routes
 from trims_predictors.endpoint.http.guard import Guard
 from trims_predictors.endpoint.http.large_responses import LargeResponse
+from trims_predictors.endpoint.http.openai_routes import add_openai_routes
 from trims_predictors.endpoint.http.openapi import document
 from trims_predictors.endpoint.http.page_routes import add_page_routes
 from trims_predictors.endpoint.http.raw_requests import NO_JSON, raw_request
@@ -91,6 +93,8 @@ class _RouteWithHead(APIRoute):
 def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> APIRouter:
     router = APIRouter(route_class=_RouteWithHead)
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
+    add_generate_routes(router, service, most_body_bytes)
+    add_openai_routes(router, service, most_body_bytes)
     _add_server_routes(router, service)
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)

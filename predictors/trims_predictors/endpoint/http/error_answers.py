@@ -13,6 +13,7 @@ from starlette.routing import Match, Route
 from trims.core.errors import BusyError, DrainingError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import extension_of_path, not_offered
+from trims_predictors.endpoint.http.openai_errors import error_of, is_openai
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
@@ -39,14 +40,16 @@ def add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-def error_answer(status: int, message: str) -> JSONResponse:
-    """Return the answer to a request that fails."""
+def error_answer(request: Request, status: int, message: str, error: Exception | None = None) -> JSONResponse:
+    """Return the answer to a request that fails, in the form of its protocol."""
+    if is_openai(request.scope["path"]):
+        return JSONResponse(error_of(status, message, error), status)
     return JSONResponse({"error": message}, status)
 
 
-async def _trims_error(_: Request, error: Exception) -> Response:
+async def _trims_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TrimsError)
-    answer = error_answer(status_of(error), str(error))
+    answer = error_answer(request, status_of(error), str(error), error)
     if isinstance(error, BusyError) or answer.status_code == 503:
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, DrainingError):
@@ -54,8 +57,8 @@ async def _trims_error(_: Request, error: Exception) -> Response:
     return answer
 
 
-async def _too_large(_: Request, error: Exception) -> Response:
-    answer = error_answer(413, str(error))
+async def _too_large(request: Request, error: Exception) -> Response:
+    answer = error_answer(request, 413, str(error))
     answer.headers["Connection"] = "close"  # its body may go on without end
     return answer
 
@@ -66,8 +69,8 @@ async def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=GONE)
 
 
-async def _bug(_: Request, error: Exception) -> Response:
-    return error_answer(500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
+async def _bug(request: Request, error: Exception) -> Response:
+    return error_answer(request, 500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -81,7 +84,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     extension = extension_of_path(path) if error.status_code == 404 else None
     if extension is not None:
         return await _trims_error(request, not_offered(extension))
-    made = error_answer(error.status_code, _WORDS.get(error.status_code, "{detail}").format(
+    made = error_answer(request, error.status_code, _WORDS.get(error.status_code, "{detail}").format(
         detail=error.detail, path=f"{path!r:.200}", method=request.method
     ))  # fmt: skip
     made.headers.update(headers)

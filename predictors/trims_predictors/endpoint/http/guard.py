@@ -47,11 +47,11 @@ class Guard:
         name, _, port = host.rpartition(":")
         known = (name in _LOOPBACK_HOSTS and port.isdecimal()) or host in _LOOPBACK_HOSTS
         if self._loopback and not known and ("host" in request.headers or _is_of_a_browser(request)):
-            return error_answer(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
+            return error_answer(request, 403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
         if origin is not None and (not host or origin.partition("://")[2].lower() != host):
-            return error_answer(403, f"requests from pages of {origin!r:.80} are not taken")
+            return error_answer(request, 403, f"requests from pages of {origin!r:.80} are not taken")
         if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
-            return error_answer(403, "requests from pages of other sites are not taken")
+            return error_answer(request, 403, "requests from pages of other sites are not taken")
         # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
         return None if is_open(request.scope["path"]) else self._not_allowed(request)
 
@@ -61,13 +61,13 @@ class Guard:
         try:
             tenant = self._callers.enter(request.headers.get("authorization", ""))
         except UnknownCallerError:
-            refused = error_answer(401, "this endpoint needs `Authorization: Bearer TOKEN`")
+            refused = error_answer(request, 401, "this endpoint needs `Authorization: Bearer TOKEN`")
             refused.headers["WWW-Authenticate"] = "Bearer"
             return refused
         if may_ask_for(tenant, path):
             return None
         return error_answer(
-            403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2"
+            request, 403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2"
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    #: Sends a part of an answer, None for nothing; says whether the client still waits for more.
+    Emit = Callable[["Arrays | None"], bool]
 
     import numpy as np
     import torch
@@ -46,11 +49,13 @@ class Answer(NamedTuple):
         outputs: The task's own tensors.
         rows: One JSON value for each row, as a pipeline answers.
         kserve: The one tensor of KServe's runtime.
+        extras: Tensors that an answer has only if they are asked for by name.
     """
 
     outputs: Callable[[], Arrays]
     rows: Callable[[], Sequence[Any]]
     kserve: Callable[[], np.ndarray[Any, Any]]
+    extras: Callable[[], Arrays] = dict
 
 
 class Answering(Protocol):
@@ -58,4 +63,15 @@ class Answering(Protocol):
 
     def __call__(self, inputs: Inputs) -> Answer:
         """Answer one request. Raises CallerError for inputs that the task cannot read."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """Code of a task whose answers come in parts."""
+
+    answers_alone: bool
+
+    def __call__(self, inputs: Inputs, emit: Emit, *, streams: bool) -> Answer:
+        """Answer one request; send parts if it streams, and end early if `emit` says that its client has gone."""
         ...

@@ -92,21 +92,33 @@ class SentenceEmbedding:
         texts = inputs.texts()
         inputs.check_all_read()
         self._limit.check(texts)
-        found = self.embed(texts)
-        return Answer(lambda: {"embedding": found}, lambda: found.tolist(), lambda: found.astype(np.float64))
+        counts = np.zeros(len(texts), dtype=np.int64)
+        found = self.embed(texts, counts)
+        return Answer(
+            lambda: {"embedding": found},
+            lambda: found.tolist(),
+            lambda: found.astype(np.float64),
+            lambda: {"prompt_tokens": counts},
+        )
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Return one vector of each text. Texts of about the same length run together, which pads least."""
+    def embed(self, texts: Sequence[str], counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return one vector of each text. Texts of about the same length run together, which pads least.
+
+        Args:
+            texts: Of the request.
+            counts: Takes the number of tokens of each.
+        """
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         found: list[np.ndarray[Any, Any]] = [np.empty(0)] * len(texts)
         for start in range(0, len(order), self._batch):
             chosen = order[start : start + self._batch]
-            for index, vector in zip(chosen, self._run([texts[each] for each in chosen]), strict=True):
+            vectors, counts[chosen] = self._run([texts[each] for each in chosen])
+            for index, vector in zip(chosen, vectors, strict=True):
                 found[index] = vector
         width = self._module.config.hidden_size if not found else len(found[0])
         return np.stack(found).astype(np.float32) if found else np.zeros((0, width), dtype=np.float32)
 
-    def _run(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
+    def _run(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         prepared = [self._prompt + (each.lower() if self._lower else each) for each in texts]
         tokens = self._tokenizer(prepared, return_tensors="pt", padding=True, **self._limit.arguments())
         tokens = tokens.to(self._module.device)
@@ -114,8 +126,7 @@ class SentenceEmbedding:
         vectors = self._pool(hidden, tokens["attention_mask"])
         for layer in self._layers:
             vectors = layer(vectors)
-        made: np.ndarray[Any, Any] = vectors.float().cpu().numpy()
-        return made
+        return vectors.float().cpu().numpy(), tokens["attention_mask"].sum(1).cpu().numpy()
 
 
 def _prompt_of(files: Mapping[str, bytes], chosen: str | None) -> str:

@@ -1,32 +1,67 @@
-"""Text that continues a text, or answers it."""
+"""Text that continues a text or a conversation, or answers a text, token by token.
+
+transformers' `generate` does the work, with a cache of its own for each request. Between two tokens the run looks
+whether its client is still there, and whether one of its stop words has come.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from transformers import StoppingCriteria
 
 from trims.core.errors import CallerError
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
-from trims_predictors.frameworks.transformers.requests import number, strings, texts_of
+from trims_predictors.frameworks.transformers.requests import TEXT_NAMES, number, strings, texts_of
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims_predictors.frameworks.transformers.answers import Parts
+    from trims_predictors.api import Arrays
+    from trims_predictors.frameworks.transformers.answers import Emit, Parts
     from trims_predictors.frameworks.transformers.requests import Inputs
 
+TEXT_OUT = "generated_text"
+_MESSAGES, _TOOLS, _STOP, _STREAM = "messages", "tools", "stop", "stream"
 #: Parameters that a request may bring as inputs of one element -> the type of their values.
 _PARAMETERS: Mapping[str, type] = {
-    "max_new_tokens": int, "min_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "do_sample": bool,
-    "repetition_penalty": float, "num_beams": int, "seed": int, "return_full_text": bool,
+    "max_new_tokens": int, "min_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float,
+    "do_sample": bool, "repetition_penalty": float, "num_beams": int, "seed": int, "return_full_text": bool,
 }  # fmt: skip
-_STOP = "stop"
+#: Names that clients of other servers use -> ours.
+_ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+#: Least and most value of each parameter.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 1 << 20), "min_new_tokens": (0, 1 << 20), "temperature": (0, 100), "top_p": (1e-6, 1),
+    "top_k": (0, 1 << 31), "min_p": (0, 1), "repetition_penalty": (1e-6, 100), "num_beams": (1, 64),
+    "seed": (0, (1 << 63) - 1),
+}  # fmt: skip
+_SAMPLES = ("temperature", "top_p", "top_k", "min_p")
 #: Tokens of an answer where neither request, manifest nor folder states a number.
 _NEW_TOKENS = 256
-_MOST_NEW_TOKENS = 1 << 20
+#: Stop words of a request, and letters of one.
+_MOST_STOPS, _MOST_STOP_LETTERS = 16, 256
+
+
+class Made(NamedTuple):
+    """What was generated for one text.
+
+    Attributes:
+        text: As the request wants it.
+        reason: `stop` after a stop word or the model's own end, `length` after as many tokens as were allowed.
+        prompt_tokens: Of the text.
+        new_tokens: Of what was generated.
+    """
+
+    text: str
+    reason: str
+    prompt_tokens: int
+    new_tokens: int
 
 
 class Generation:
@@ -36,114 +71,238 @@ class Generation:
         self.task = parts.described.task
         check_options(parts.options, (*TEXT, "max_new_tokens"), self.task)
         self.tokenizer, self.module = parts.tokenizer(), parts.module
+        self.answers_alone = bool(parts.module.config.is_encoder_decoder)
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)
         self._most_new = parts.options.get("max_new_tokens")
 
-    def __call__(self, inputs: Inputs) -> Answer:
-        """Return the text that each text of the request is continued with, or answered by."""
-        given = Asked(inputs, self)
+    def __call__(self, inputs: Inputs, emit: Emit = lambda _: True, *, streams: bool = False) -> Answer:
+        """Return the text that each text of the request is continued with, or answered by.
+
+        Args:
+            inputs: Of the request.
+            emit: Takes each part of a text as it comes.
+            streams: The request wants parts, which only one text can have.
+        """
+        asked = Asked(inputs, self)
         inputs.check_all_read()
-        made = [self.generate(text, given) for text in given.texts]
+        streams = streams or asked.streams
+        if streams and (len(asked.prompts) != 1 or asked.options.get("num_beams", 1) != 1):
+            raise CallerError("a stream is for one text, without beams; ask for each text by itself")
+        made = [self._generate(each, asked, emit, streams) for each in asked.prompts]
         return Answer(
-            lambda: {"generated_text": strings(made)},
-            lambda: [{"generated_text": each} for each in made],
-            lambda: strings(made),
+            lambda: {TEXT_OUT: strings([each.text for each in made])},
+            lambda: [{TEXT_OUT: each.text} for each in made],
+            lambda: strings([each.text for each in made]),
+            lambda: _counts(made),
         )
 
-    def generate(self, text: str, asked: Asked) -> str:
-        """Return the answer to one text."""
-        tokens = self.tokenizer(text, return_tensors="pt", **self.limit.arguments()).to(self.module.device)
-        tokens.pop("token_type_ids", None)
+    def _generate(self, prompt: Prompt, asked: Asked, emit: Emit, streams: bool) -> Made:
         if asked.seed is not None:
             torch.manual_seed(asked.seed)
-        found = self.module.generate(**tokens, **asked.options, tokenizer=self.tokenizer)[0]
-        if self.module.config.is_encoder_decoder:
-            return self.decode(found)
-        new = self.decode(found[tokens["input_ids"].shape[1] :])
-        return text + new if asked.full else new
+        watch = _Watch(self, prompt.tokens, asked.stops, emit, streams)
+        ids = torch.tensor([prompt.ids], device=self.module.device)
+        found = self.module.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), **asked.options, stopping_criteria=[watch]
+        )
+        new = found[0] if self.answers_alone else found[0][prompt.tokens :]
+        text = self.decode(new)
+        if (stop := first_stop(text, asked.stops)) is not None:
+            text = text[:stop]
+        watch.finish(text)
+        count = len(new) - (1 if self.answers_alone else 0)  # the decoder's first token is given
+        ended = stop is not None or count < asked.options["max_new_tokens"] or int(new[-1]) in self._ends()
+        text = prompt.text + text if asked.full and not self.answers_alone else text
+        return Made(text, "stop" if ended else "length", prompt.tokens, count)
 
-    def decode(self, tokens: torch.Tensor) -> str:
+    def _ends(self) -> Sequence[int]:
+        stated = self.module.generation_config.eos_token_id
+        return [] if stated is None else stated if isinstance(stated, list) else [stated]
+
+    def decode(self, tokens: Sequence[int] | torch.Tensor) -> str:
         """Return the text of tokens, without those that have no text."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def most_new(self, prompt_tokens: int, asked: int | None) -> int:
-        """Return how many tokens an answer may have. Raises CallerError for more than the model or the manifest takes."""
-        stated = self.module.generation_config.max_new_tokens
-        wanted = asked or self._most_new or stated or _NEW_TOKENS
+        """Return how many tokens an answer may have. Raises CallerError for more than model or manifest allow."""
+        wanted = asked or self._most_new or self.module.generation_config.max_new_tokens or _NEW_TOKENS
         if self._most_new is not None and wanted > self._most_new:
             raise CallerError(f"max_new_tokens is {wanted}; the manifest allows {self._most_new} (predictor.options)")
-        if self.limit.tokens is None or self.module.config.is_encoder_decoder:
-            return wanted
+        if self.limit.tokens is None or self.answers_alone:
+            return int(wanted)
         room = self.limit.tokens - prompt_tokens
         if room < 1 or (asked is not None and asked > room):
             raise CallerError(
-                f"the text has {prompt_tokens} tokens and the answer may have {wanted}; the model takes {self.limit.tokens} "
-                "together: shorten the text, or ask for fewer (max_new_tokens)"
+                f"the text has {prompt_tokens} tokens and the answer may have {wanted}; the model takes "
+                f"{self.limit.tokens} together: shorten the text, or ask for fewer (max_new_tokens)"
             )
-        return min(wanted, room)
+        return min(int(wanted), room)
+
+
+def _counts(made: Sequence[Made]) -> Arrays:
+    return {
+        "finish_reason": strings([each.reason for each in made]),
+        "prompt_tokens": np.array([each.prompt_tokens for each in made], dtype=np.int64),
+        "completion_tokens": np.array([each.new_tokens for each in made], dtype=np.int64),
+    }
+
+
+class Prompt(NamedTuple):
+    """One text to continue, with its tokens."""
+
+    text: str
+    ids: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens it has."""
+        return len(self.ids)
 
 
 class Asked:
     """Texts and parameters of one request.
 
     Attributes:
-        texts: To continue.
+        prompts: To continue.
         options: For `generate` of transformers.
+        stops: Words that end an answer, and are no part of it.
         seed: Of the random numbers; None for another one each time.
         full: Answers begin with the text of the request.
+        streams: The request says that it wants parts.
     """
 
     def __init__(self, inputs: Inputs, model: Generation) -> None:
-        self.texts = inputs.texts(others=(*_PARAMETERS, _STOP))
-        found = {name: _value(inputs, name, kind) for name, kind in _PARAMETERS.items()}
-        given = {name: value for name, value in found.items() if value is not None}
+        given = _parameters(inputs)
         stops = inputs.take(_STOP)
+        self.stops = [] if stops is None else _stops(texts_of(_STOP, stops))
+        flag = inputs.take(_STREAM)
+        self.streams = flag is not None and bool(number(_STREAM, flag))
         self.seed = given.pop("seed", None)
-        # As transformers' pipelines: a continuation comes with its text.
-        self.full = bool(given.pop("return_full_text", True))
-        model.limit.check(self.texts)
-        longest = max((len(model.tokenizer(each)["input_ids"]) for each in self.texts), default=0)
-        _check_sampling(given)
-        if ("temperature" in given or "top_p" in given or "top_k" in given) and "do_sample" not in given:
-            given["do_sample"] = True
+        is_chat = inputs.has(_MESSAGES)
+        # As transformers' pipeline: a continuation comes with its text.
+        self.full = bool(given.pop("return_full_text", not is_chat))
+        self.prompts = [_chat(inputs, model)] if is_chat else _prompts(inputs, model)
+        if any(name in given for name in _SAMPLES) and "do_sample" not in given:
+            given["do_sample"] = given.get("temperature") != 0
         if given.get("temperature") == 0:
-            given.update(do_sample=False)
+            given["do_sample"] = False
             del given["temperature"]
+        longest = max((each.tokens for each in self.prompts), default=0)
         given["max_new_tokens"] = model.most_new(longest, given.get("max_new_tokens"))
-        if stops is not None:
-            given["stop_strings"] = _stops(texts_of(_STOP, stops))
         if model.tokenizer.pad_token_id is None and model.module.generation_config.pad_token_id is None:
             given["pad_token_id"] = model.tokenizer.eos_token_id
         self.options: Mapping[str, Any] = given
 
 
-def _value(inputs: Inputs, name: str, kind: type) -> Any:
-    array = inputs.take(name)
-    if array is None:
-        return None
-    value = number(name, array)
-    if kind is int and int(value) != value:
-        raise CallerError(f"the input {name!r} is {value}; a whole number is needed")
-    return kind(value)
+def _prompts(inputs: Inputs, model: Generation) -> list[Prompt]:
+    texts = inputs.texts(TEXT_NAMES)
+    model.limit.check(texts)
+    prompts = [Prompt(each, model.tokenizer(each, **model.limit.arguments())["input_ids"]) for each in texts]
+    if any(not each.ids for each in prompts):
+        raise CallerError("a text has no tokens; give one that is not empty")
+    return prompts
 
 
-def _check_sampling(given: Mapping[str, Any]) -> None:
-    """Raise CallerError for a parameter that is out of range."""
-    wrong = {
-        "max_new_tokens": lambda value: not 0 < value <= _MOST_NEW_TOKENS,
-        "min_new_tokens": lambda value: value < 0,
-        "temperature": lambda value: not 0 <= value <= 100,
-        "top_p": lambda value: not 0 < value <= 1,
-        "top_k": lambda value: value < 0,
-        "repetition_penalty": lambda value: not 0 < value <= 100,
-        "num_beams": lambda value: not 0 < value <= 64,
-    }
-    for name, value in given.items():
-        if name in wrong and wrong[name](value):
-            raise CallerError(f"the parameter {name} is {value}, which is out of range")
+def _chat(inputs: Inputs, model: Generation) -> Prompt:
+    """Return the text of a conversation by the tokenizer's template. Raises CallerError."""
+    if not getattr(model.tokenizer, "chat_template", None):
+        raise CallerError("the model's tokenizer has no chat template; send a text (/v1/completions)")
+    messages = _json(inputs, _MESSAGES)
+    tools = _json(inputs, _TOOLS) if inputs.has(_TOOLS) else None
+    try:
+        text = model.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program: it refuses conversations in its own ways
+        raise CallerError(f"the chat template refuses the messages: {error}"[:2000]) from error
+    model.limit.check([text])
+    return Prompt(text, model.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _json(inputs: Inputs, name: str) -> Any:
+    try:
+        return json.loads(inputs.text(name) or "")
+    except (ValueError, RecursionError) as error:
+        raise CallerError(f"the input {name!r} is no JSON: {error}") from error
+
+
+def _parameters(inputs: Inputs) -> dict[str, Any]:
+    """Return the parameters that a request brings. Raises CallerError for one that is out of its range."""
+    given: dict[str, Any] = {}
+    for brought, name in {**{each: each for each in _PARAMETERS}, **_ALIASES}.items():
+        array = inputs.take(brought)
+        if array is None:
+            continue
+        value, kind = number(brought, array), _PARAMETERS[name]
+        least, most = _RANGES.get(name, (0, 1))
+        if not least <= value <= most or (kind is int and int(value) != value):
+            whole = "a whole number" if kind is int else "a number"
+            raise CallerError(f"the parameter {brought!r} is {value}; {whole} from {least:g} to {most:g} is needed")
+        given[name] = kind(value)
+    return given
 
 
 def _stops(words: Sequence[str]) -> list[str]:
-    if any(not each for each in words):
-        raise CallerError("the input 'stop' has an empty text")
+    if len(words) > _MOST_STOPS or any(not 0 < len(each) <= _MOST_STOP_LETTERS for each in words):
+        raise CallerError(f"'stop' takes up to {_MOST_STOPS} words of 1 to {_MOST_STOP_LETTERS} letters")
     return list(words)
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return where the first of the stop words begins; None if none is there."""
+    return min((at for each in stops if (at := text.find(each)) >= 0), default=None)
+
+
+class _Watch(StoppingCriteria):  # type: ignore[misc]  # transformers is not followed
+    """Looks at a run after each token: ends it with its client or at a stop word, and sends what is new.
+
+    Args:
+        model: Decodes.
+        prompt_tokens: Tokens before the first new one, of which none is a decoder's.
+        stops: Words that end the answer.
+        emit: Takes parts.
+        streams: Parts are wanted.
+    """
+
+    def __init__(self, model: Generation, prompt_tokens: int, stops: Sequence[str], emit: Emit, streams: bool) -> None:
+        self._decode = model.decode
+        self._at = 1 if model.answers_alone else prompt_tokens
+        self._stops = stops
+        self._held = max(map(len, stops), default=1) - 1
+        self._emit = emit
+        self._streams = streams
+        #: Text so far, how much of it was sent, and tokens whose text may still change with the next one.
+        self._text, self._sent, self._open = "", 0, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **others: Any) -> torch.Tensor:
+        """Return for each row whether it ends here."""
+        del scores, others
+        ends = not self._emit(None)
+        if not ends and (self._streams or self._stops) and len(input_ids) == 1:
+            self._read(input_ids[0].tolist())
+            ends = first_stop(self._text, self._stops) is not None
+            if self._streams and not ends:
+                ends = not self._send(len(self._text) - self._held)
+        return torch.full((len(input_ids),), ends, dtype=torch.bool, device=input_ids.device)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Add the text of new tokens, unless the last of them ends in the middle of a letter.
+
+        Decoded are the tokens of the last part together with the new ones, because a token's text depends on the one
+        before it (as in text-generation-inference of Hugging Face).
+        """
+        read = self._open or self._at
+        before = self._decode(tokens[self._at : read])
+        now = self._decode(tokens[self._at :])
+        if len(now) > len(before) and not now.endswith("\ufffd"):
+            self._text += now[len(before) :]
+            self._at, self._open = read, len(tokens)
+
+    def _send(self, end: int) -> bool:
+        if end <= self._sent:
+            return True
+        part, self._sent = self._text[self._sent : end], end
+        return self._emit({TEXT_OUT: strings([part])})
+
+    def finish(self, text: str) -> None:
+        """Send what is left of the whole text."""
+        if self._streams and len(text) > self._sent:
+            self._text = text
+            self._send(len(text))

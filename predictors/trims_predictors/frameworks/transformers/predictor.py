@@ -21,7 +21,7 @@ from trims.image.program import TRANSFORMERS_CODE
 from trims.image.transformers_models import folder_of, library
 from trims.manifests.tasks import TASKS
 from trims_predictors.frameworks import torch as framework
-from trims_predictors.frameworks.transformers.answers import Answer, Parts
+from trims_predictors.frameworks.transformers.answers import Answer, Parts, Streaming
 from trims_predictors.frameworks.transformers.requests import Inputs, strings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
     from trims_predictors.api import Arrays, Context
-    from trims_predictors.frameworks.transformers.answers import Answering
+    from trims_predictors.frameworks.transformers.answers import Answering, Emit
 
 #: Names under which answers have the forms of MLServer's and KServe's runtimes.
 MLSERVER, KSERVE = "output", "output-0"
@@ -64,12 +64,24 @@ class TransformersPredictor:
 
     def predict_only(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
         """Answer one request with these outputs, of which `output` and `output-0` are forms of other servers."""
-        answer = self._answer(inputs)
+        return self._formed(self._answer(inputs), wanted)
+
+    def predict_stream(self, inputs: Arrays, wanted: Sequence[str], emit: Emit, *, streams: bool) -> Arrays:
+        """Answer one request, whose run ends early if `emit` says that its client has gone."""
+        if not isinstance(self._answering, Streaming):
+            answer = self._answer(inputs)
+        else:
+            with torch.inference_mode():
+                answer = self._answering(Inputs(inputs), emit, streams=streams)
+        return self._formed(answer, wanted) if wanted else answer.outputs()
+
+    @staticmethod
+    def _formed(answer: Answer, wanted: Sequence[str]) -> Arrays:
         forms: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
             MLSERVER: lambda: strings([json.dumps(each, default=_plain) for each in answer.rows()]),
             KSERVE: answer.kserve,
         }
-        own = answer.outputs() if any(name not in forms for name in wanted) else {}
+        own = {**answer.outputs(), **answer.extras()} if any(name not in forms for name in wanted) else {}
         return {**own, **{name: form() for name, form in forms.items() if name in wanted}}
 
     def _answer(self, inputs: Arrays) -> Answer:

@@ -47,6 +47,10 @@ class Inputs:
         """Return the texts of the main input, one for each row."""
         return texts_of(*self.main(names, others))
 
+    def has(self, name: str) -> bool:
+        """Return whether the request brings an input that was not read yet."""
+        return name in self._arrays
+
     def take(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return another input; None if the request does not bring it."""
         return self._arrays.pop(name, None)

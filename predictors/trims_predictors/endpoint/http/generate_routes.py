@@ -1,0 +1,106 @@
+"""Triton's generate extension over HTTP: text in, text out, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import JSONResponse
+
+from trims.core.errors import CallerError, TrimsError
+from trims_predictors.endpoint.bodies import read_body
+from trims_predictors.endpoint.disconnects import unless_gone
+from trims_predictors.endpoint.generation import GENERATED, TEXT_OUTPUT, request_of, values_of
+from trims_predictors.endpoint.http.event_streams import event, event_stream
+from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
+from trims_predictors.endpoint.part_streams import parts_of
+from trims_predictors.endpoint.tracing import http_span, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from fastapi import APIRouter, Request, Response
+
+    from trims_predictors.endpoint.infer_request import InferRequest
+    from trims_predictors.endpoint.metrics import Counting
+    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.service import Service
+    from trims_predictors.tensors import Tensor
+
+_NOT_INPUTS = ("id", "parameters", "stream")
+
+
+def add_generate_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    """Add the routes of the extension, with and without a version."""
+    for version in ("", "/versions/{version}"):
+        for ending, streams in (("generate", False), ("generate_stream", True)):
+            path = f"/v2/models/{{model}}{version}/{ending}"
+            router.add_route(path, _route(service, path, most_body_bytes, streams=streams), methods=["POST"])
+
+
+def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) -> Any:
+    async def generate(request: Request) -> Response:
+        model, version = request.path_params["model"], request.path_params.get("version", "")
+        with contextlib.ExitStack() as lasting:
+            counting = lasting.enter_context(service.metrics.request(model, "http"))
+            lasting.enter_context(recorded(request.headers.items(), f"POST {path}", model))
+            span = lasting.enter_context(http_span(service.tracing, request, path, model))
+            asked = await _read(request, most_body_bytes)
+            if streams:
+                return await event_stream(request, _events(service, model, version, asked, counting, span), lasting)
+            return await unless_gone(request, _answer(service, model, version, asked, counting, span))
+
+    return generate
+
+
+async def _read(request: Request, most_body_bytes: int) -> InferRequest:
+    """Return the request of a body: its fields, and those of `parameters`, are inputs of the model."""
+    message = load_json(bytes(await read_body(request, min(most_body_bytes, SMALL_BYTES))))
+    if not isinstance(message, dict):
+        raise CallerError(f"the request must be an object, not {message!r:.80}")
+    parameters = message.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise CallerError(f"'parameters' must be an object, not {parameters!r:.80}")
+    fields = {name: value for name, value in {**parameters, **message}.items() if name not in _NOT_INPUTS}
+    request_id = message.get("id")
+    return request_of({"return_full_text": False, **fields}, request_id=None if request_id is None else str(request_id))
+
+
+async def _answer(
+    service: Service, model: str, version: str, asked: InferRequest, counting: Counting, span: RequestSpan | None
+) -> Response:
+    deployment, answer = await service.run(model, version, asked, span=span)
+    counting.answer = answer
+    return JSONResponse(_message(deployment.model, deployment.version, asked, answer.outputs))
+
+
+async def _events(
+    service: Service, model: str, version: str, asked: InferRequest, counting: Counting, span: RequestSpan | None
+) -> AsyncGenerator[bytes, None]:
+    """Yield an event for each part; of a model that has no parts, one for its answer. An error is the last event."""
+    sent = 0
+    try:
+        async with contextlib.aclosing(
+            parts_of(lambda take: service.run(model, version, asked, on_part=take, span=span))
+        ) as parts:
+            async for part in parts:
+                if part.end is None:
+                    sent += 1
+                    yield event(json.dumps(_message(model, version, asked, part.tensors)))
+                    continue
+                deployment, counting.answer = part.end
+                if not sent:
+                    yield event(json.dumps(_message(deployment.model, deployment.version, asked, part.tensors)))
+    except TrimsError as error:
+        if not sent:
+            raise
+        yield event(json.dumps({"error": str(error)}))
+
+
+def _message(model: str, version: str, asked: InferRequest, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    values = values_of(tensors)
+    if GENERATED in values:
+        values[TEXT_OUTPUT] = values.pop(GENERATED)
+    named = {} if asked.id is None else {"id": asked.id}
+    return {**named, "model_name": model, "model_version": version, **values}
