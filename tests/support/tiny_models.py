@@ -4,13 +4,56 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-WORDS = (
-    "the a cat dog sat on mat hello world this is text of some words that are here and there not good bad very "
-    "fine day night how what who where paris london france is it in city capital lives name my your"
-).split()
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Words that the tokenizers know.
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "hello",
+    "world",
+    "this",
+    "is",
+    "text",
+    "of",
+    "some",
+    "words",
+    "that",
+    "are",
+    "here",
+    "and",
+    "there",
+    "not",
+    "good",
+    "bad",
+    "very",
+    "fine",
+    "day",
+    "night",
+    "how",
+    "what",
+    "who",
+    "where",
+    "paris",
+    "london",
+    "france",
+    "it",
+    "in",
+    "city",
+    "capital",
+    "lives",
+    "name",
+    "my",
+    "your",
+]
 
 
 @dataclass(frozen=True)
@@ -113,7 +156,10 @@ TINY = (
     Tiny(
         "image-classification",
         "SwinForImageClassification",
-        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, **_CLASSES},
+        {
+            "image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+            **_CLASSES,
+        },
         "ViTImageProcessor",
     ),
     Tiny("automatic-speech-recognition", "Wav2Vec2ForCTC", _HEARS, "ctc"),
@@ -199,7 +245,15 @@ def _tokenizer(form: str) -> Any:
 
     names = {
         "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-        "roberta": {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", "cls": "<s>", "sep": "</s>"},
+        "roberta": {
+            "bos": "<s>",
+            "pad": "<pad>",
+            "eos": "</s>",
+            "unk": "<unk>",
+            "mask": "<mask>",
+            "cls": "<s>",
+            "sep": "</s>",
+        },
         "gpt": {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"},
         "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
         "moonshine": {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"},
@@ -211,9 +265,13 @@ def _tokenizer(form: str) -> Any:
     first, last = names.get("cls"), names.get("sep", names.get("eos") if form == "t5" else None)
     if first and last:
         special = [(each, words.index(each)) for each in (first, last)]
-        made.post_processor = processors.TemplateProcessing(f"{first} $A {last}", f"{first} $A {last} $B:1 {last}:1", special)
+        made.post_processor = processors.TemplateProcessing(
+            f"{first} $A {last}", f"{first} $A {last} $B:1 {last}:1", special
+        )
     elif last:
-        made.post_processor = processors.TemplateProcessing(f"$A {last}", f"$A {last} $B {last}", [(last, words.index(last))])
+        made.post_processor = processors.TemplateProcessing(
+            f"$A {last}", f"$A {last} $B {last}", [(last, words.index(last))]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=made, model_max_length=60, **{f"{name}_token": value for name, value in names.items()}
     )

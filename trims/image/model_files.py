@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import ImageError
-from trims.image.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from trims.image.program import Program
 
 #: Attribute of a program.
 MODEL = "model"

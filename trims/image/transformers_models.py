@@ -43,7 +43,7 @@ def library() -> Any:
         ) from error
     if Version(transformers.__version__) < Version(_OLDEST):
         raise NotSupportedError(
-            f"transformers {transformers.__version__} is too old: folders of Hugging Face models need {_OLDEST} or newer"
+            f"transformers {transformers.__version__} is too old: Hugging Face folders need {_OLDEST} or newer"
         )
     return transformers
 
@@ -86,6 +86,23 @@ def make_module(
         if _GENERATION_CONFIG in described.files:
             module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module.eval(), frozenset(found["unexpected_keys"])
+
+
+def buffers_of(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the buffers of a module of transformers that was built on the meta device, with their values, by name.
+
+    Args:
+        module: The module; one of another library has none here.
+        state: Its tensors by their names in a file or in the module.
+    """
+    import sys
+
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return {}
+    with _quiet(transformers):
+        made = type(module).from_pretrained(None, config=module.config, state_dict=dict(state))
+    return dict(made.named_buffers(remove_duplicate=False))
 
 
 def _class_of(transformers: Any, folder: str, described: Described, what: str, with_code: bool) -> tuple[Any, Any]:

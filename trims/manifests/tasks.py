@@ -107,9 +107,9 @@ _HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "sea
 #: Types of models whose ForConditionalGeneration reads text and nothing else.
 _READING = frozenset(
     (
-        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
-        "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers",
-        "t5", "t5gemma", "umt5",
+        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5",
+        "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet",
+        "switch_transformers", "t5", "t5gemma", "umt5",
     )
 )  # fmt: skip
 

@@ -297,6 +297,8 @@ def _load(
     tensors = {named[name]: tensor for name, tensor in tensors.items()}
     complete_tied(tensors, tied)
     unknown_buffers = take_non_persistent(module, tensors, buffers)
+    if unknown_buffers:
+        unknown_buffers = _compute_buffers(module, tensors, unknown_buffers)
     known = set(module.state_dict(keep_vars=True)) if ignore else set()
     for name in [name for name in tensors if name not in known and any(fnmatchcase(name, each) for each in ignore)]:
         del tensors[name]
@@ -311,6 +313,18 @@ def _load(
         )
     views.follow()
     return module
+
+
+def _compute_buffers(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[str]:
+    """Give buffers on the meta device the values that the module's library computes. Return those it does not know."""
+    from trims.image.transformers_models import buffers_of
+
+    found = buffers_of(module, tensors)
+    for name in names:
+        if name in found:
+            owner, _, leaf = name.rpartition(".")
+            module.get_submodule(owner)._buffers[leaf] = found[name]
+    return [name for name in names if name not in found]
 
 
 @contextlib.contextmanager

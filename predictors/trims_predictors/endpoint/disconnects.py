@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from starlette.requests import Request
+    from starlette.types import Receive
 
 
 async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
     """Await the work, and cancel it if the client hangs up. The body of the request must have been read."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hang_up(request))
+    gone = asyncio.ensure_future(hang_up(request.receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -31,6 +32,7 @@ async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
         working.cancel()
 
 
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def hang_up(receive: Receive) -> None:
+    """Return when the client has hung up. The body of its request must have been read."""
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Requests for text as JSON has them (Triton's generate extension, OpenAI's API), as tensors of an inference request."""
+"""Requests for text in JSON, of Triton's generate extension and OpenAI's API, as tensors of an inference request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 
         return Tensor(name, "FP64", (len(values),), np.array(values, dtype="<f8").tobytes(), checked=True)
     raise CallerError(
-        f"the field {name!r} is {json.dumps(value)[:80]}; text, a number, true or false, or a list of one of these is needed"
+        f"the field {name!r} is {json.dumps(value)[:80]}; write text, a number, true or false, or a list of one of these"
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import PermissionDeniedError
 from trims.tenants import Tenants
+from trims_predictors.endpoint.http.openai_errors import is_openai
 
 if TYPE_CHECKING:
     from trims.tenants import Tenant
@@ -73,4 +74,4 @@ def require_operator(what: str) -> None:
 
 def may_ask_for(tenant: Tenant | None, path: str) -> bool:
     """Return whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
-    return tenant is None or path.startswith(_OF_TENANTS) or is_openai(path)
+    return tenant is None or path.startswith(_OF_TENANTS) or is_openai(path) or is_openai(path)

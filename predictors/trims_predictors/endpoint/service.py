@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 #: Seconds for the daemon to report where its files are.
 _PATIENCE_S = 2.0
 EXTENSIONS = (
-    "binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "schedule_policy", "statistics",
+    "binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "schedule_policy",
+    "statistics",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Parts of an answer on their way to the supervisor while its run goes on, and the supervisor's word to stop the run."""
+"""Parts of an answer, sent to the supervisor while the run goes on, and the supervisor's order to stop the run."""
 
 from __future__ import annotations
 

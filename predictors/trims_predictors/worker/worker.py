@@ -53,8 +53,8 @@ from trims_predictors.trace_context import handed_on
 from trims_predictors.tracebacks import traceback_of
 from trims_predictors.transforms.pipeline import Pipeline, Stages, pipeline_of
 from trims_predictors.worker.failures import blamed, confinement, failed
-from trims_predictors.worker.parts import Parts
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
+from trims_predictors.worker.parts import Parts
 from trims_predictors.worker.prefault import Record, copy_ahead
 from trims_predictors.worker.reaper import adopt
 from trims_predictors.worker.rlimits import limit_memory, words_of_limit

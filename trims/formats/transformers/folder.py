@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError, NotSupportedError
@@ -20,6 +19,7 @@ from trims.formats.foreign import describe_failed_download, first_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 CONFIG, MODULES, GENERATION_CONFIG = "config.json", "modules.json", "generation_config.json"
 #: Formats of weights that a module can be made of, by the end of the file's name.
@@ -180,8 +180,8 @@ def _check_sizes(folder: Path, found: Mapping[str, Path]) -> None:
     if len(sizes) > _MOST_FILES or sum(sizes.values()) > _MOST_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ArtifactError(
-            f"{folder}: {len(sizes)} files of {format_bytes(sum(sizes.values()))} describe the model (largest: {largest}); "
-            f"at most {_MOST_FILES} files of {format_bytes(_MOST_BYTES)} may"
+            f"{folder}: {len(sizes)} files of {format_bytes(sum(sizes.values()))} describe the model (largest: {largest}), "
+            f"and at most {_MOST_FILES} files of {format_bytes(_MOST_BYTES)} may"
         )
 
 

@@ -472,7 +472,7 @@ class Resolver:
         """Return why the artifact's own files may not be served as they are now; empty if they may.
 
         Files that another user may change are read first, and so are those of which a digest is stated, until it is
-        known to be right, or whose manifest asks for it. A manifest that names a place, pins or persists wants an image.
+        known to be right, or whose manifest asks for it. A manifest that names a place, pins or persists wants one.
         """
         source = manifest.artifact
         if not self._in_place:

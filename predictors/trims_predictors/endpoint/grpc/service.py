@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2_grpc
 from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims.logs import about
 from trims_predictors.endpoint.extensions import check_repository, check_unload, not_offered
+from trims_predictors.endpoint.generation import wants_parts
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.grpc.calls import Calls, code_of
-from trims_predictors.endpoint.generation import wants_parts
 from trims_predictors.endpoint.grpc.requests import parse_request, plain_outputs, write_answer, write_part
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
@@ -91,9 +91,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise
 
     async def _infer(self, received: Received, context: Any, method: str, part: Part | None = None) -> Any:
-        """Answer one request. Parts of its answer are given to `part`, if it asks for a stream; then there is no more
-        than an empty answer, if it asks for that.
-        """
+        """Answer one request. One that asks for a stream has its parts given to `part`, and returns what `_stream` does."""
         service, request = self._service, received.message
         model = request.model_name
         with (
@@ -124,8 +122,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, asked: InferRequest, request: Any, counting: Counting, span: RequestSpan | None, part: Part
     ) -> Any:
         """Answer a request in parts. Return an empty last answer if the request wants one, else None."""
-        model, version = request.model_name, request.model_version
-        parts = 0
+        model, parts = request.model_name, 0
+        version = (await self._service.deployment(model, request.model_version)).version
 
         def take(tensors: Sequence[Tensor]) -> None:
             nonlocal parts

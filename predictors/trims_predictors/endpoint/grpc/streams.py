@@ -1,8 +1,9 @@
 """Requests of one gRPC stream, served as they come: several at once, so that instances and batches serve it, too.
 
 Answers are sent in the order of the requests, as Triton does for models with one answer to a request: clients pair
-them so. A request for text whose input `stream` is true has many answers, one for each part. Bounded are the requests that run at once and the bytes of answers that wait for the client or for an earlier
-answer. Beyond either, nothing more is read from the stream, and HTTP/2's flow control stops its client.
+them so. A request for text whose input `stream` is true has many answers, one for each part. Bounded are the requests
+that run at once and the bytes of answers that wait for the client or for an earlier answer. Beyond either, nothing more
+is read from the stream, and HTTP/2's flow control stops its client.
 """
 
 from __future__ import annotations

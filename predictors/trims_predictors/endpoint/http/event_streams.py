@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from trims_predictors.endpoint.disconnects import hang_up, unless_gone
+
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
@@ -35,7 +37,7 @@ class EventStream(Response):
         with self._lasting:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             sending = asyncio.ensure_future(self._send(send))
-            gone = asyncio.ensure_future(_hang_up(receive))
+            gone = asyncio.ensure_future(hang_up(receive))
             try:
                 await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
                 if sending.done():
@@ -53,11 +55,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def event_stream(
     request: Request, events: AsyncGenerator[bytes, None], lasting: contextlib.ExitStack
 ) -> Response:
@@ -68,7 +65,6 @@ async def event_stream(
         events: All of them, each as it is sent.
         lasting: See `EventStream`.
     """
-    from trims_predictors.endpoint.disconnects import unless_gone
 
     async def begun() -> Response:
         return EventStream(await anext(events), events, lasting.pop_all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import JSONResponse
@@ -18,15 +19,18 @@ from trims_predictors.endpoint.part_streams import parts_of
 from trims_predictors.endpoint.tracing import http_span, recorded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from fastapi import APIRouter, Request, Response
 
+    from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.metrics import Counting
-    from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
+
+    #: Runs the request; `on_part` takes parts of its answer.
+    Run = Callable[..., Awaitable[tuple[Deployment, Answer]]]
 
 _NOT_INPUTS = ("id", "parameters", "stream")
 
@@ -47,9 +51,11 @@ def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) 
             lasting.enter_context(recorded(request.headers.items(), f"POST {path}", model))
             span = lasting.enter_context(http_span(service.tracing, request, path, model))
             asked = await _read(request, most_body_bytes)
+            run = partial(service.run, model, version, asked, span=span)
             if streams:
-                return await event_stream(request, _events(service, model, version, asked, counting, span), lasting)
-            return await unless_gone(request, _answer(service, model, version, asked, counting, span))
+                stated = (await service.deployment(model, version)).version
+                return await event_stream(request, _events(run, model, stated, asked, counting), lasting)
+            return await unless_gone(request, _answer(run, asked, counting))
 
     return generate
 
@@ -67,31 +73,25 @@ async def _read(request: Request, most_body_bytes: int) -> InferRequest:
     return request_of({"return_full_text": False, **fields}, request_id=None if request_id is None else str(request_id))
 
 
-async def _answer(
-    service: Service, model: str, version: str, asked: InferRequest, counting: Counting, span: RequestSpan | None
-) -> Response:
-    deployment, answer = await service.run(model, version, asked, span=span)
+async def _answer(run: Run, asked: InferRequest, counting: Counting) -> Response:
+    deployment, answer = await run()
     counting.answer = answer
     return JSONResponse(_message(deployment.model, deployment.version, asked, answer.outputs))
 
 
 async def _events(
-    service: Service, model: str, version: str, asked: InferRequest, counting: Counting, span: RequestSpan | None
+    run: Run, model: str, version: str, asked: InferRequest, counting: Counting
 ) -> AsyncGenerator[bytes, None]:
     """Yield an event for each part; of a model that has no parts, one for its answer. An error is the last event."""
     sent = 0
     try:
-        async with contextlib.aclosing(
-            parts_of(lambda take: service.run(model, version, asked, on_part=take, span=span))
-        ) as parts:
+        async with contextlib.aclosing(parts_of(lambda take: run(on_part=take))) as parts:
             async for part in parts:
-                if part.end is None:
+                if part.end is not None:
+                    counting.answer = part.end[1]
+                if part.end is None or not sent:
                     sent += 1
                     yield event(json.dumps(_message(model, version, asked, part.tensors)))
-                    continue
-                deployment, counting.answer = part.end
-                if not sent:
-                    yield event(json.dumps(_message(deployment.model, deployment.version, asked, part.tensors)))
     except TrimsError as error:
         if not sent:
             raise

@@ -11,9 +11,9 @@ import contextlib
 import json
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi.responses import JSONResponse
 
 from trims.core.errors import CallerError, TrimsError
@@ -31,6 +31,7 @@ from trims_predictors.tensors import to_array
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
+    import numpy as np
     from fastapi import APIRouter, Request, Response
 
     from trims_predictors.deployment.deployment import Answer
@@ -70,6 +71,7 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "trims"}
 
 
+@dataclass(frozen=True, slots=True)
 class _Call:
     """One request to a model.
 
@@ -77,19 +79,19 @@ class _Call:
         service: Answers it.
         request: As it came.
         body: Its fields.
-        model: Its name.
+        model: Name of the model.
         counting: Takes the answer, to count it.
         span: Of the request; None for none.
         lasting: Ends with the response.
     """
 
-    def __init__(
-        self, service: Service, request: Request, body: dict[str, Any], counting: Counting,
-        span: RequestSpan | None, lasting: contextlib.ExitStack,
-    ) -> None:  # fmt: skip
-        self.service, self.request, self.body = service, request, body
-        self.counting, self.span, self.lasting = counting, span, lasting
-        self.model = str(body["model"])
+    service: Service
+    request: Request
+    body: dict[str, Any]
+    model: str
+    counting: Counting
+    span: RequestSpan | None
+    lasting: contextlib.ExitStack
 
     async def run(self, fields: Mapping[str, Any], wanted: tuple[str, ...]) -> Answer:
         """Return the model's answer with these outputs."""
@@ -109,7 +111,7 @@ def _route(service: Service, path: str, most_body_bytes: int, answer: Callable[[
             counting = lasting.enter_context(service.metrics.request(model, "http"))
             lasting.enter_context(recorded(request.headers.items(), f"POST {path}", model))
             span = lasting.enter_context(http_span(service.tracing, request, path, model))
-            made: Response = await answer(_Call(service, request, body, counting, span, lasting))
+            made: Response = await answer(_Call(service, request, body, model, counting, span, lasting))
             return made
 
     return call

@@ -96,7 +96,7 @@ class SentenceEmbedding:
         found = self.embed(texts, counts)
         return Answer(
             lambda: {"embedding": found},
-            lambda: found.tolist(),
+            found.tolist,
             lambda: found.astype(np.float64),
             lambda: {"prompt_tokens": counts},
         )

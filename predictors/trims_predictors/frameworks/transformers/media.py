@@ -64,8 +64,8 @@ def _processor(kind: Any, parts: Parts, what: str, file: str) -> Any:
         return kind.from_pretrained(parts.folder, trust_remote_code=parts.with_code, local_files_only=True)
     except Exception as error:
         raise NotSupportedError(
-            f"no {what} can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}); put "
-            f"{file} there, or install what it needs"
+            f"no {what} can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}); "
+            f"put {file} there, or install what it needs"
         ) from error
 
 
@@ -81,8 +81,8 @@ def pictures_of(name: str, array: np.ndarray[Any, Any]) -> list[Image.Image]:
     points = array[None] if array.ndim == 3 else array
     if points.ndim != 4 or points.shape[-1] != 3 or points.dtype.kind not in "uf":
         raise CallerError(
-            f"the input {name!r} is {array.dtype} of shape {list(array.shape)}; give an encoded picture (BYTES), or points "
-            "of shape [height, width, 3] from 0 to 255"
+            f"the input {name!r} is {array.dtype} of shape {list(array.shape)}; give an encoded picture (BYTES), or "
+            "points of shape [height, width, 3] from 0 to 255"
         )
     if points.size and (points.min() < 0 or points.max() > 255):
         raise CallerError(f"the input {name!r} has points that are not from 0 to 255")
@@ -154,8 +154,8 @@ class SpeechRecognition:
 def _rows_of(name: str, samples: np.ndarray[Any, Any]) -> Sequence[np.ndarray[Any, Any]]:
     if samples.dtype.kind != "f" or samples.ndim not in (1, 2):
         raise CallerError(
-            f"the input {name!r} is {samples.dtype} of shape {list(samples.shape)}; give samples from -1 to 1 as FP32 of "
-            "shape [length] or [rows, length]"
+            f"the input {name!r} is {samples.dtype} of shape {list(samples.shape)}; give samples from -1 to 1 as FP32 "
+            "of shape [length] or [rows, length]"
         )
     if not np.isfinite(samples).all():
         raise CallerError(f"the input {name!r} has samples that are no numbers")

@@ -30,8 +30,8 @@ def tokenizer_in(folder: str, described: Mapping[str, bytes], *, with_code: bool
             ", ".join(name for name in described if "token" in name or "vocab" in name) or "none of a tokenizer's files"
         )
         raise NotSupportedError(
-            f"no tokenizer can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}); "
-            f"it has {has}: put tokenizer.json and tokenizer_config.json there, or install what the tokenizer needs"
+            f"no tokenizer can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}), "
+            f"which has {has}: put tokenizer.json and tokenizer_config.json there, or install what the tokenizer needs"
         ) from error
 
 
