@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,50 +11,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Words that the tokenizers know.
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sat",
-    "on",
-    "mat",
-    "hello",
-    "world",
-    "this",
-    "is",
-    "text",
-    "of",
-    "some",
-    "words",
-    "that",
-    "are",
-    "here",
-    "and",
-    "there",
-    "not",
-    "good",
-    "bad",
-    "very",
-    "fine",
-    "day",
-    "night",
-    "how",
-    "what",
-    "who",
-    "where",
-    "paris",
-    "london",
-    "france",
-    "it",
-    "in",
-    "city",
-    "capital",
-    "lives",
-    "name",
-    "my",
-    "your",
-]
+WORDS = re.findall(
+    r"\w+",
+    "the a cat dog sat on mat hello world this is text of some words that are here and there not good bad very fine "
+    "day night how what who where paris london france it in city capital lives name my your",
+)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 
         return Tensor(name, "FP64", (len(values),), np.array(values, dtype="<f8").tobytes(), checked=True)
     raise CallerError(
-        f"the field {name!r} is {json.dumps(value)[:80]}; write text, a number, true or false, or a list of one of these"
+        f"the field {name!r} is {json.dumps(value)[:80]}; write text, numbers, true, false, or a list of one kind"
     )
 
 

@@ -180,8 +180,8 @@ def _check_sizes(folder: Path, found: Mapping[str, Path]) -> None:
     if len(sizes) > _MOST_FILES or sum(sizes.values()) > _MOST_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ArtifactError(
-            f"{folder}: {len(sizes)} files of {format_bytes(sum(sizes.values()))} describe the model (largest: {largest}), "
-            f"and at most {_MOST_FILES} files of {format_bytes(_MOST_BYTES)} may"
+            f"{folder}: {len(sizes)} files of {format_bytes(sum(sizes.values()))} describe the model (largest: "
+            f"{largest}), and at most {_MOST_FILES} files of {format_bytes(_MOST_BYTES)} may"
         )
 
 

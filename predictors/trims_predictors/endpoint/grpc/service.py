@@ -91,7 +91,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise
 
     async def _infer(self, received: Received, context: Any, method: str, part: Part | None = None) -> Any:
-        """Answer one request. One that asks for a stream has its parts given to `part`, and returns what `_stream` does."""
+        """Answer one request. A stream's parts are given to `part`, and what `_stream` returns is returned."""
         service, request = self._service, received.message
         model = request.model_name
         with (

@@ -29,9 +29,10 @@ def tokenizer_in(folder: str, described: Mapping[str, bytes], *, with_code: bool
         has = (
             ", ".join(name for name in described if "token" in name or "vocab" in name) or "none of a tokenizer's files"
         )
+        said = f"{type(error).__name__}: {str(error).splitlines()[0]:.300}"
         raise NotSupportedError(
-            f"no tokenizer can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}), "
-            f"which has {has}: put tokenizer.json and tokenizer_config.json there, or install what the tokenizer needs"
+            f"no tokenizer can be made of the model's folder, which has {has} ({said}); put tokenizer.json and "
+            "tokenizer_config.json there, or install what the tokenizer needs"
         ) from error
 
 
