@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 #: Words that the tokenizers know.
@@ -237,3 +239,39 @@ def _tokenizer(form: str) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, model_max_length=60, **{f"{name}_token": value for name, value in names.items()}
     )
+
+
+def image_of(folder: Path, **options: Any) -> Path:
+    """Convert a folder as the daemon's converter would. Returns the file of the image, beside the folder."""
+    from trims.formats.base import Artifact
+    from trims.formats.transformers.converter import TransformersConverter
+
+    converter, main = TransformersConverter(), folder / "config.json"
+    plan = converter.plan(Artifact("transformers", converter.files(main, options), options))
+    image = folder.with_suffix(".image")
+    with image.open("w+b") as file:
+        file.truncate(plan.nbytes)
+        plan.write(file.fileno())
+    return image
+
+
+@contextlib.contextmanager
+def loaded(folder: Path, predictor_options: dict[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+    """Yield the predictor of a folder, loaded from its image."""
+    from trims_client.weights import Weights
+    from trims_predictors.api import Context
+    from trims_predictors.frameworks.transformers.predictor import TransformersPredictor
+
+    with Weights.map_file(image_of(folder, **options)) as weights:
+        weights.trusted = True
+        made = TransformersPredictor()
+        made.load(weights, Context("m", options=predictor_options or {}))
+        try:
+            yield made
+        finally:
+            made.unload()
+
+
+def named(kind: str) -> Tiny:
+    """Return the first tiny model of a class."""
+    return next(each for each in TINY if each.kind == kind)

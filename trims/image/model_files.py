@@ -1,7 +1,7 @@
 """Files that describe a model (configuration, tokenizer, templates), carried in the program of its image.
 
-They lie one behind the other at the end of the program's body. Its attribute `model` says where they begin, the length
-of each, and the model's task. Standard library only.
+They lie one behind the other at the end of the program's body. Its attribute `model` says where each begins, its length,
+and the model's task. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class Described(NamedTuple):
 
 def with_files(program: Program, described: Described) -> Program:
     """Return the program with the files behind its body."""
-    lengths = {name: len(content) for name, content in described.files.items()}
-    model = {"task": described.task, "start": len(program.body), "files": lengths}
+    placed, at = {}, len(program.body)
+    for name, content in described.files.items():
+        placed[name] = [at, len(content)]
+        at += len(content)
+    model = {"task": described.task, "files": placed}
     body = b"".join((program.body, *described.files.values()))
     return program._replace(attributes={**program.attributes, MODEL: model}, body=body)
 
@@ -51,10 +54,8 @@ def described_in(program: Program | None) -> Described | None:
 
 
 def _split(body: bytes, model: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    at = int(model["start"])
-    for name, length in model["files"].items():
-        end = at + int(length)
-        if not at <= end <= len(body) or name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"file {name!r:.100} from {at} to {end} of {len(body)} bytes")
-        yield name, body[at:end]
-        at = end
+    for name, (begin, length) in model["files"].items():
+        end = int(begin) + int(length)
+        if not 0 <= int(begin) <= end <= len(body) or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"file {name!r:.100} from {begin} to {end} of {len(body)} bytes")
+        yield name, body[int(begin) : end]

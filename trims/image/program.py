@@ -24,7 +24,7 @@ TORCH_BUILDER, TORCH_SKELETON = "torch-builder", "torch-skeleton"
 ONNX_ORIGINAL = "onnx-original"
 #: Files of a Hugging Face folder: module and tokenizer are made of them by the installed libraries.
 TRANSFORMERS = "transformers"
-#: The same with Python files of the folder, which are imported.
+#: Files of a folder that has Python files, which are imported.
 TRANSFORMERS_CODE = "transformers-code"
 #: Kinds that run code when they are used: only to be taken from a store that one trusts like one's own files.
 EXECUTABLE_KINDS = frozenset({TORCH_SKELETON, TORCH_BUILDER, TRANSFORMERS_CODE})

@@ -94,13 +94,13 @@ _BY_ENDING = (
     ("ForQuestionAnswering", QUESTION_ANSWERING),
     ("ForQuestionAnsweringSimple", QUESTION_ANSWERING),
     ("ForCausalLM", GENERATION),
+    ("WithLMHeadModel", FILL_MASK),
     ("LMHeadModel", GENERATION),
     ("ForImageClassification", IMAGES),
     ("ForImageClassificationWithTeacher", IMAGES),
     ("ForCTC", SPEECH),
     ("ForSpeechSeq2Seq", SPEECH),
     ("MTModel", TEXT_TO_TEXT),
-    ("WithLMHeadModel", FILL_MASK),
 )
 #: Types of models whose ForConditionalGeneration hears.
 _HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "seamless_m4t", "seamless_m4t_v2"})

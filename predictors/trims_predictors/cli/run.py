@@ -34,7 +34,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command."""
     text = "ask a model once, through the endpoint or by a process of its own"
     run = commands.add_parser("run", help=text, description=text)
-    run.add_argument("model", help="a registered model")
+    run.add_argument("model", help="a registered model, or an address (hf://org/name), which is added first")
     run.add_argument("input", nargs="+", help=_INPUT)
     add_request_options(run)
     run.set_defaults(run=_run)
@@ -56,6 +56,7 @@ def _run(options: argparse.Namespace) -> None:
     from trims.core.errors import CallerError, PredictorError
     from trims_predictors.cli.run_inputs import RunInputs
 
+    options.model = registered(options.model, options.runtime_dir, quiet=options.json)
     inputs = RunInputs(options.model, options.dtype)
     try:
         found = ask(options, lambda types: inputs.read(options.input, types))
@@ -67,6 +68,30 @@ def _run(options: argparse.Namespace) -> None:
         say_json(_as_json(found))
     else:
         _tell(found)
+
+
+def registered(model: str, runtime_dir: str | None, *, quiet: bool = False) -> str:
+    """Return a model's name. A model that is named by its address is pulled first, and registered if it is new.
+
+    Args:
+        model: Its name, or its address.
+        runtime_dir: Folder of the daemon's sockets; None for the default.
+        quiet: Print no progress.
+
+    Raises what `Admin.add` raises.
+    """
+    from trims.manifests.addresses import is_address, name_for
+
+    if not is_address(model):
+        return model
+    from trims.cli.output import loading
+    from trims.control import admin
+
+    with admin(runtime_dir) as daemon, loading(model, quiet) as shown:
+        known = [each.name for each in daemon.models() if each.manifest.get("artifact", {}).get("uri") == model]
+        if known:
+            return known[0]
+        return daemon.add(model, name=name_for(model), on_progress=shown).name
 
 
 def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
