@@ -145,7 +145,9 @@ def save(tiny: Tiny, folder: Path, *, safe: bool = True, seed: int = 0, **fields
     """Save a model with tokenizer or processor, as its publisher would. Returns the folder."""
     import torch
     import transformers
+    from tqdm import tqdm
 
+    tqdm.monitor_interval = 0  # or a thread of it stays behind
     folder.mkdir(parents=True, exist_ok=True)
     ids = _save_tokenizer(tiny.form, folder)
     kind = getattr(transformers, tiny.kind)

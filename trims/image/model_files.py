@@ -1,7 +1,7 @@
 """Files that describe a model (configuration, tokenizer, templates), carried in the program of its image.
 
-They lie one behind the other at the end of the program's body. Its attribute `model` says where each begins, its length,
-and the model's task. Standard library only.
+They lie one behind the other at the end of the program's body. Its attribute `model` says the model's task, and where
+each file begins and how long it is. Standard library only.
 """
 
 from __future__ import annotations

@@ -41,7 +41,17 @@ _LABELS = (_text("label"), TensorType("score", "FP32", (ANY,)))
 _GENERATED = (_text("generated_text"),)
 TASKS: Mapping[str, Task] = {
     TEXT_CLASSIFICATION: Task("AutoModelForSequenceClassification", (_text("text"),), _LABELS),
-    TOKEN_CLASSIFICATION: Task("AutoModelForTokenClassification", (_text("text"),), (_text("entities"),)),
+    TOKEN_CLASSIFICATION: Task(
+        "AutoModelForTokenClassification",
+        (_text("text"),),
+        (
+            TensorType("entity", "BYTES", (ANY, ANY)),
+            TensorType("score", "FP32", (ANY, ANY)),
+            TensorType("word", "BYTES", (ANY, ANY)),
+            TensorType("start", "INT64", (ANY, ANY)),
+            TensorType("end", "INT64", (ANY, ANY)),
+        ),
+    ),
     FILL_MASK: Task(
         "AutoModelForMaskedLM",
         (_text("text"),),

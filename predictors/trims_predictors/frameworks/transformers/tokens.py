@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, NotSupportedError
@@ -17,23 +18,32 @@ _SHIFTED = frozenset(
      "data2vec-text", "ibert", "xmod", "esm")
 )  # fmt: skip
 _MOST_TEXT_BYTES = 1 << 20
+#: Files with the words of a tokenizer.
+_OF_TOKENIZERS = re.compile(
+    r"(tokenizer|vocab|tekken|vocab-.*)\.(json|txt|model)\Z|\.(model|spm|tiktoken|bpe|vocab)\Z|merges\.txt\Z|bpe\.codes\Z"
+)
 
 
 def tokenizer_in(folder: str, described: Mapping[str, bytes], *, with_code: bool) -> Any:
     """Return the tokenizer of a model's folder. Raises NotSupportedError if there is none, or it cannot be made."""
     from transformers import AutoTokenizer
 
+    remedy = "put tokenizer.json and tokenizer_config.json there, or install what the tokenizer needs"
+    if not any(map(_OF_TOKENIZERS.search, described)) and not _needs_no_file(described):
+        raise NotSupportedError(  # transformers would make one that knows no word
+            f"the model's folder has no vocabulary of a tokenizer ({', '.join(described)}); {remedy}"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
     except Exception as error:
-        has = (
-            ", ".join(name for name in described if "token" in name or "vocab" in name) or "none of a tokenizer's files"
-        )
         said = f"{type(error).__name__}: {str(error).splitlines()[0]:.300}"
-        raise NotSupportedError(
-            f"no tokenizer can be made of the model's folder, which has {has} ({said}); put tokenizer.json and "
-            "tokenizer_config.json there, or install what the tokenizer needs"
-        ) from error
+        raise NotSupportedError(f"no tokenizer can be made of the model's folder ({said}); {remedy}") from error
+
+
+def _needs_no_file(described: Mapping[str, bytes]) -> bool:
+    """Return whether the tokenizer's configuration names one that reads bytes or letters as they are."""
+    config = described.get("tokenizer_config.json", b"")
+    return any(name in config for name in (b"ByT5Tokenizer", b"CanineTokenizer", b"PerceiverTokenizer"))
 
 
 class LengthLimit:

@@ -136,7 +136,8 @@ def test_safetensors_win_over_pickled_weights_that_differ(bert: Path) -> None:
     torch.save({"classifier.bias": torch.full((3,), 7.0)}, bert / "pytorch_model.bin")
     with Weights.map_file(image_of(bert)) as weights:
         assert torch.equal(
-            over_weights.state_dict(weights)["classifier.bias"], load_file(bert / "model.safetensors")["classifier.bias"]
+            over_weights.state_dict(weights)["classifier.bias"],
+            load_file(bert / "model.safetensors")["classifier.bias"],
         )
 
 

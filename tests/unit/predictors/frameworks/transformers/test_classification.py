@@ -1,0 +1,94 @@
+"""Classes of texts, words and masked words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trims.core.errors import CallerError
+
+
+def texts(*values: str) -> np.ndarray[Any, Any]:
+    return np.array([each.encode() for each in values], dtype=object)
+
+
+def test_the_best_classes_of_a_text_are_a_table(load: Any) -> None:
+    with load("BertForSequenceClassification", {"top_k": 2}) as predictor:
+        found = predictor.predict({"text": texts("not good", "hello")})
+        assert found["label"].shape == found["score"].shape == (2, 2)
+        assert (found["score"][:, 0] >= found["score"][:, 1]).all()
+        assert found["score"].dtype == np.float32
+
+
+def test_a_pair_of_texts_is_classified_together(load: Any) -> None:
+    with load("BertForSequenceClassification") as predictor:
+        alone = predictor.predict({"text": texts("the cat")})
+        pair = predictor.predict({"text": texts("the cat"), "text_pair": texts("some text")})
+        assert alone["score"][0] != pair["score"][0]
+        with pytest.raises(CallerError, match="text_pair"):
+            predictor.predict({"text": texts("a", "b"), "text_pair": texts("c")})
+
+
+def test_a_longer_text_than_the_model_takes_is_refused_or_cut_as_the_manifest_says(load: Any) -> None:
+    long = " ".join(["cat"] * 100)
+    with load("BertForSequenceClassification") as predictor, pytest.raises(CallerError, match=r"102 tokens.*60"):
+        predictor.predict({"text": texts("hello", long)})
+    with load("BertForSequenceClassification", {"truncation": True}) as predictor:
+        cut = predictor.predict({"text": texts(long)})
+        whole = predictor.predict({"text": texts(" ".join(["cat"] * 58))})
+        assert cut["score"] == pytest.approx(whole["score"])
+    with load("BertForSequenceClassification", {"max_length": 5}) as predictor, pytest.raises(CallerError, match="5"):
+        predictor.predict({"text": texts("the cat sat on the mat")})
+
+
+def test_entities_of_texts_of_different_lengths_are_filled_up(load: Any) -> None:
+    with load("BertForTokenClassification") as predictor:
+        found = predictor.predict({"text": texts("the cat sat", "hello")})
+        assert found["entity"].shape == found["word"].shape == found["start"].shape == (2, 3)
+        assert found["word"][1].tolist() == [b"hello", b"", b""]
+        assert found["start"][1].tolist() == [0, -1, -1]
+        assert found["end"][0].tolist() == [3, 7, 11]
+        kserve = predictor.predict_only({"text": texts("the cat sat")}, ["output-0"])["output-0"]
+        assert kserve.shape == (1, 1, 5)
+
+
+def test_words_of_an_entity_are_joined_if_the_manifest_says_so(load: Any) -> None:
+    with load("BertForTokenClassification", {"aggregation_strategy": "simple"}) as predictor:
+        rows = json.loads(predictor.predict_only({"text": texts("the cat sat")}, ["output"])["output"][0])
+        assert all("entity_group" in each for each in rows)
+
+
+def test_a_text_has_one_mask(load: Any) -> None:
+    with load("BertForMaskedLM", {"top_k": 3}) as predictor:
+        found = predictor.predict({"text": texts("the [MASK] sat", "a [MASK]")})
+        assert found["token_str"].shape == (2, 3)
+        assert found["token"].dtype == np.int64
+        best = found["token_str"][0, 0].decode()
+        assert found["sequence"][0, 0].decode() == f"the {best} sat"
+        one = predictor.predict({"text": texts("the [MASK] sat")})
+        assert one["token_str"].shape == (1, 3)
+        assert predictor.predict_only({"text": texts("a [MASK]")}, ["output-0"])["output-0"].shape == (1,)
+        for wrong in ("no mask", "[MASK] and [MASK]"):
+            with pytest.raises(CallerError, match="masks"):
+                predictor.predict({"text": texts(wrong)})
+
+
+def test_labels_come_with_the_request(load: Any) -> None:
+    task = "zero-shot-classification"
+    with load("BertForSequenceClassification", task=task) as predictor:
+        apart = predictor.predict({"text": texts("hello"), "candidate_labels": texts("cat", "city")})
+        joined = predictor.predict({"array_inputs": texts("hello"), "candidate_labels": texts("cat, city")})
+        assert apart["labels"].tolist() == joined["labels"].tolist()
+        assert apart["scores"].sum() == pytest.approx(1)
+        other = predictor.predict(
+            {"text": texts("hello"), "candidate_labels": texts("cat", "city"), "hypothesis_template": texts("this {}")}
+        )
+        assert other["scores"].tolist() != apart["scores"].tolist()
+        for labels in (texts(""), texts("cat", " ")):
+            with pytest.raises(CallerError, match="candidate_labels"):
+                predictor.predict({"text": texts("hello"), "candidate_labels": labels})
+        with pytest.raises(CallerError, match="candidate_labels"):
+            predictor.predict({"text": texts("hello")})
