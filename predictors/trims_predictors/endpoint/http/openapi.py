@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import trims
 from trims_predictors.endpoint.evaluations import LISTED_TRACES, MOST_LISTED_TRACES
+from trims_predictors.endpoint.http.openai_errors import FOLDERS, is_openai
 from trims_predictors.endpoint.http.openapi_schemas import SCHEMAS, TEXT, reference
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def document(*, token: bool) -> Json:
             {
                 **_server_paths(),
                 **_model_paths(),
+                **_generate_paths(),
+                **_openai_paths(),
                 **_repository_paths(),
                 **_shared_memory_paths(),
                 **_evaluation_paths(),
@@ -68,7 +71,8 @@ def document(*, token: bool) -> Json:
                 elif method == "head":
                     operation["responses"]["401"] = {"description": _UNKNOWN_CALLER}
                 else:
-                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, reference("Error"))
+                    form = "OpenAIError" if is_openai(path) else "Error"
+                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, reference(form))
     return made
 
 
@@ -141,6 +145,43 @@ def _model_paths() -> Json:
         for version in ("", "/versions/{version}")
         for path, (method, operation) in operations.items()
     }
+
+
+def _generate_paths() -> Json:
+    """Return the paths of Triton's generate extension."""
+    errors = {**_OF_MODEL, **_OF_RUN}
+    whole = _operation("Ask a model with plain values", "GenerateAnswer", errors, "GenerateRequest", required=True)
+    parts = _operation("Ask for text in parts", "GenerateAnswer", errors, "GenerateRequest", required=True)
+    parts["responses"]["200"] = _answer("an event for each part", TEXT, "text/event-stream")
+    return {
+        f"/v2/models/{{model}}{version}/{ending}": _with_names({"post": operation}, version=bool(version))
+        for version in ("", "/versions/{version}")
+        for ending, operation in (("generate", whole), ("generate_stream", parts))
+    }
+
+
+def _openai_paths() -> Json:
+    """Return the paths of OpenAI's API, whose errors have a form of their own."""
+    errors = {**_OF_MODEL, **_OF_RUN}
+    events = {"text/event-stream": {"schema": TEXT}}
+    found: Json = {}
+    for folder in FOLDERS:
+        found[f"{folder}/models"] = {"get": _operation("All models", "OpenAIModels")}
+        found[f"{folder}/models/{{model}}"] = _with_names({"get": _operation("A model", "OpenAIModel", _OF_MODEL)})
+        for path, text, answer, body, streams in (
+            ("embeddings", "Vectors of texts", "OpenAIEmbeddings", "OpenAIEmbeddingRequest", False),
+            ("completions", "Text that continues texts", "OpenAIText", "OpenAICompletionRequest", True),
+            ("chat/completions", "The next message of a conversation", "OpenAIText", "OpenAIChatRequest", True),
+        ):
+            operation = _operation(text, answer, errors, body, required=True)
+            operation["responses"]["200"]["content"].update(events if streams else {})
+            found[f"{folder}/{path}"] = {"post": operation}
+    for methods in found.values():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    response["content"]["application/json"]["schema"] = reference("OpenAIError")
+    return found
 
 
 def _variable(name: str) -> Json:

@@ -74,6 +74,22 @@ _WANTED = fields(
 )
 _SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
 
+#: A value of a request in plain JSON: text, a number, a truth value, or a list of one of these.
+_VALUE: Json = {
+    "anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, {"type": "array", "items": TEXT},
+              {"type": "array", "items": {"type": "number"}}],
+}  # fmt: skip
+_TEXTS: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+_NULLABLE_COUNT: Json = {"type": ["integer", "null"], "minimum": 1}
+#: Fields that requests for text have in common.
+_SAMPLING: Json = {
+    "max_tokens": _NULLABLE_COUNT, "temperature": {"type": ["number", "null"], "minimum": 0},
+    "top_p": {"type": ["number", "null"]}, "seed": {"type": ["integer", "null"], "minimum": 0},
+    "stop": {"anyOf": [*_TEXTS["anyOf"], {"type": "null"}]}, "stream": {"type": ["boolean", "null"]},
+    "stream_options": {"anyOf": [fields(include_usage={"type": "boolean"}), {"type": "null"}]},
+}  # fmt: skip
+_USAGE = fields(prompt_tokens=BYTES, completion_tokens=BYTES, total_tokens=BYTES)
+
 SCHEMAS: Json = {
     "Error": fields(required=("error",), error=TEXT),
     "Server": fields(
@@ -114,6 +130,36 @@ SCHEMAS: Json = {
         required=("model_name", "outputs"),
         model_name=TEXT, model_version=TEXT, id=TEXT, parameters=_PARAMETERS, outputs=items_of(_OUTPUT),
     ),
+    "GenerateRequest": {
+        **fields(
+            id=TEXT, text_input=TEXT, max_tokens=_NULLABLE_COUNT, stream={"type": "boolean"},
+            parameters={"type": ["object", "null"], "additionalProperties": _VALUE},
+        ),
+        "description": "inputs of the model by name, those of `parameters` as well",
+        "additionalProperties": _VALUE,
+    },
+    "GenerateAnswer": fields(required=("model_name", "model_version"), model_name=TEXT, model_version=TEXT, id=TEXT),
+    "OpenAIError": fields(
+        required=("error",),
+        error=fields(required=("message", "type"), message=TEXT, type=TEXT, param={}, code={}),
+    ),
+    "OpenAIModel": fields(required=("id", "object"), id=TEXT, object=TEXT, created=BYTES, owned_by=TEXT),
+    "OpenAIModels": fields(required=("object", "data"), object=TEXT, data=items_of(ANY)),
+    "OpenAIEmbeddingRequest": fields(
+        required=("model", "input"), model={"type": "string", "minLength": 1}, input=_TEXTS,
+        encoding_format={"type": ["string", "null"], "enum": ["float", "base64", None]},
+    ),
+    "OpenAIEmbeddings": fields(required=("data", "usage"), object=TEXT, model=TEXT, data=items_of(ANY), usage=_USAGE),
+    "OpenAICompletionRequest": fields(
+        required=("model", "prompt"), model={"type": "string", "minLength": 1}, prompt=_TEXTS,
+        echo={"type": ["boolean", "null"]}, **_SAMPLING,
+    ),
+    "OpenAIChatRequest": fields(
+        required=("model", "messages"), model={"type": "string", "minLength": 1},
+        messages={**items_of(fields(required=("role", "content"), role=TEXT, content=TEXT)), "minItems": 1},
+        max_completion_tokens=_NULLABLE_COUNT, **_SAMPLING,
+    ),
+    "OpenAIText": fields(required=("id", "choices"), id=TEXT, object=TEXT, choices=items_of(ANY), usage=_USAGE),
     "Index": items_of(fields(required=("name", "state"), name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
     "IndexRequest": fields(ready={"type": ["boolean", "null"]}),
     "LoadRequest": fields(parameters={"type": ["object", "null"], "maxProperties": 0}),
