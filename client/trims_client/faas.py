@@ -25,6 +25,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, PredictorError, TrimsError
+from trims.core.functions import FORMS, raised
 from trims_client.forks import adapt_in_children
 from trims_client.session import connect
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     _Reply = tuple[str, str | TrimsError]
     WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-#: Forms in which a handler may get its model.
-FORMS = ("weights", "torch", "onnxruntime", "mxnet")
 #: Seconds to wait for a daemon that starts together with the function.
 _WAIT_S = 30.0
 _MOST_BYTES = 32 << 20
@@ -240,7 +239,7 @@ def _reply(function: Function, environ: Mapping[str, Any]) -> _Reply:
         return (_AGAIN if error.retryable else _FAILED), error
     except Exception as error:  # noqa: BLE001 - a handler may raise anything; the server goes on
         environ["wsgi.errors"].write("".join(traceback.format_exception(error)))
-        return _FAILED, PredictorError(f"the handler failed: {type(error).__name__}")
+        return _FAILED, PredictorError(f"the handler raised {raised(error)}")
 
 
 def _event(environ: Mapping[str, Any]) -> Any:

@@ -168,6 +168,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
         raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
+        self._store.resolver.check_reference(raw, request.origin)
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
         self._store.manifest_changed(manifest.name)
         self._model_changes.tell([manifest.name])

@@ -137,6 +137,7 @@ class Opens:
                 is made ready to be served from its own files, as that open will be: a conversion would take the
                 processors from the program that is going to open it.
         """
+        name = self._resolver.of(name)
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
         ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InvariantError
+from trims.core.errors import InvariantError, TrimsError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
 from trims.core.residency.placement import Verdict
@@ -270,7 +270,8 @@ class ReadModel:
     # -- names -----------------------------------------------------------------------------------------------------
 
     def image_of(self, name: str) -> NameView:
-        """Return what a name stands for, as far as that is known without looking into it."""
+        """Return what a name stands for, as far as that is known without looking into it. Reads the registry."""
+        name = self._target(name)
         known = self._resolver.remembered(name)
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
@@ -278,6 +279,13 @@ class ReadModel:
         if known is None:
             return NameView(key, "", nbytes)
         return NameView(key, known.artifact.format, nbytes, known.in_place, known.artifact.files)
+
+    def _target(self, name: str) -> str:
+        """Return the model that a name refers to, else the name; the name, too, if its manifest cannot be read."""
+        try:
+            return self._resolver.target(name)
+        except TrimsError:
+            return name
 
     def format_of(self, manifest: Manifest) -> str:
         """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""
@@ -328,7 +336,7 @@ class ReadModel:
             return LoadView(
                 "fetching", moved.done_bytes, moved.total_bytes, moved.fetched_bytes, running.rate, running.left_s
             )
-        known = self._resolver.remembered(name)
+        known = self._resolver.remembered(self._resolver.of(name))
         if known is None:
             return LoadView("resolving")
         where = place or known.manifest.residency.place or CPU

@@ -15,7 +15,7 @@ Each message but the last has a number, `request`, which its answer repeats: not
 is taken for the answer.
 
 What goes wrong in all but the last is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
-error that is not of trims's tree goes to standard error.
+error that is not of trims's tree goes to standard error, and its class, message and place are in `raised`.
 """
 
 from __future__ import annotations
@@ -164,9 +164,8 @@ class Worker:
             answer = failed(error, self._limit_met(error))
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor gets it
             sys.stderr.write(traceback_of(error))
-            answer = failed(
-                blamed(message, error), self._limit_met(error) or (confinement(error) if self._confined else "")
-            )
+            remedy = self._limit_met(error) or (confinement(error) if self._confined else "")
+            answer = failed(blamed(message, error), remedy, error)
         answer = self._spans.add(message, answer)
         with parent_only(self._own):
             self._answer(message, answer, fd, forked=fork_count() != forks)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from looking import wait_until
 from own_handlers import answer_bytes, fail, handler, name_form, names, refuse
-from trims_client.faas import FORMS, Function, answer_text, check_form, lambda_handler, model_as, parse_event, wsgi
+from trims_client.faas import Function, answer_text, check_form, lambda_handler, model_as, parse_event, wsgi
 
 from trims.control import admin
 from trims.core.errors import CallerError, DaemonAwayError, ModelNotFoundError, PredictorError
+from trims.core.functions import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
