@@ -49,6 +49,10 @@ class Raised(NamedTuple):
         """Return the name of the file, without the folder that it lies in."""
         return self.file.rpartition("/")[2]
 
+    def facts(self) -> dict[str, str | int]:
+        """Return what a client learns of the exception: of the file its name, and not in which folder it lies."""
+        return {**self._asdict(), "file": self.file_name}
+
     def __str__(self) -> str:
         """Return type, message and place in one text."""
         what = f"{self.type}: {self.message}" if self.message else self.type

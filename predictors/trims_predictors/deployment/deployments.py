@@ -62,6 +62,7 @@ class _Known:
         manifest: Of the model.
         framework: Name of the framework that runs it; empty for none.
         surroundings: Its environment, and the identity of the code beside its manifest.
+        target: Manifest of the model whose artifact it has, as JSON; empty if it has its own.
         key: Of the model's image; empty while it is not known.
         asked_s: When the daemon was asked.
         looked_s: When code and environment were looked at.
@@ -72,6 +73,7 @@ class _Known:
     manifest: Manifest
     framework: str
     surroundings: tuple[Environment, str]
+    target: str
     key: str
     asked_s: float
     looked_s: float
@@ -103,6 +105,8 @@ class Deployments:
         self._processors = processors()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
+        #: Names that are asked for and have the artifact of another model: that model.
+        self._asking_of: dict[str, str] = {}
         #: Known names that something changed of since the daemon was asked last.
         self._changed: set[str] = set()
         self._watch = ModelWatch(daemon, self._mark)
@@ -143,8 +147,9 @@ class Deployments:
             self._changed.update(there & named, self._referring(named))
 
     def _referring(self, models: Collection[str]) -> list[str]:
-        """Return the known names whose manifests have the artifact of one of these models."""
-        return [name for name, known in self._known.items() if known.manifest.artifact.model in models]
+        """Return the names whose manifests have the artifact of one of these models."""
+        found = [name for name, known in self._known.items() if known.manifest.artifact.model in models]
+        return found + [name for name, model in self._asking_of.items() if model in models]
 
     @property
     def daemon_life(self) -> object:
@@ -201,6 +206,7 @@ class Deployments:
 
     def _asked(self, name: str, ended: asyncio.Future[_Known]) -> None:
         self._asking.pop(name, None)
+        self._asking_of.pop(name, None)
         if not ended.cancelled():
             ended.exception()  # all that waited may have hung up, and asyncio would log what none has seen
 
@@ -211,8 +217,10 @@ class Deployments:
             model = await self._described(name)
             manifest = parse_manifest(model.manifest, model.origin)
             framework = framework_of(manifest, model.format)
+            of = manifest.artifact.model
+            target = "" if of is None else await self._manifest_of(name, of)
             surroundings = await asyncio.to_thread(self._surroundings, manifest, framework)  # they lie on a disk
-            deployment = self._deployment(model, manifest, framework, surroundings)
+            deployment = self._deployment(model, manifest, framework, surroundings, target)
         except ModelNotFoundError:
             self.forget(name)
             raise
@@ -224,9 +232,19 @@ class Deployments:
             self._retire(before.deployment.key)
         key, now_s = model.key or (before.key if before else ""), self._clock()
         self._known[name] = known = _Known(
-            deployment, manifest, framework, surroundings, key, asked_s, looked_s=now_s, used_s=now_s
+            deployment, manifest, framework, surroundings, target, key, asked_s, looked_s=now_s, used_s=now_s
         )
         return known
+
+    async def _manifest_of(self, name: str, of: str) -> str:
+        """Return the manifest, as JSON, of the model whose artifact another one has."""
+        self._asking_of[name] = of  # until the deployment is known
+        try:
+            return (await self._described(of)).manifest_json
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(
+                f"{name!r} has the artifact of {of!r}, which is not registered; register that (`trims add`)"
+            ) from error
 
     async def _described(self, name: str) -> Model:
         """Ask the daemon. Raises DaemonAwayError also for one that hangs, because a request waits for this."""
@@ -266,17 +284,18 @@ class Deployments:
         Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
         """
         manifest = parse_manifest(model.manifest, model.origin)
-        framework = framework_of(manifest, model.format)
-        return self._deployment(model, manifest, framework, self._surroundings(manifest, framework))
+        framework, known = framework_of(manifest, model.format), self._known.get(model.name)
+        target = "" if known is None else known.target
+        return self._deployment(model, manifest, framework, self._surroundings(manifest, framework), target)
 
     def _surroundings(self, manifest: Manifest, framework: str) -> tuple[Environment, str]:
         return self._environment(manifest, framework), code_identity(manifest)
 
     def _deployment(
-        self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str]
+        self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str], target: str
     ) -> Deployment:
         settings, (environment, code) = manifest.predictor, surroundings
-        told = model.manifest_json + environment.python + code
+        told = model.manifest_json + environment.python + code + target
         call, how = _predictor_of(model, manifest, framework)
         return Deployment(
             key=DeploymentKey(model.name, hashlib.sha256(told.encode()).hexdigest()[:12]),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Media type of an event that is all in its body, and beginning of that of several.
 _STRUCTURED = "application/cloudevents"
+#: Media type that clients such as curl state where their user states none.
+_UNASKED = "application/x-www-form-urlencoded"
 _PREFIX = "ce-"
 _VERSION = "1.0"
 _REQUIRED = ("specversion", "id", "source", "type")
@@ -52,7 +54,7 @@ def cloud_event(headers: Iterable[tuple[str, str]]) -> CloudEvent | None:
     content_type, attributes = "", dict[str, str]()
     for name, value in headers:
         if name == "content-type":
-            content_type = value
+            content_type = "" if value.lower() == _UNASKED else value
         elif name.startswith(_PREFIX):
             _add(attributes, name.removeprefix(_PREFIX), _decoded(value))
     if content_type.lower().startswith(_STRUCTURED):

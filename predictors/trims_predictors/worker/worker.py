@@ -42,7 +42,7 @@ from trims.trace.children import BEGINS, Reporter, apart
 from trims.trace.levels import Level
 from trims.trace.spans import is_recording, records
 from trims_predictors.api import Context
-from trims_predictors.frameworks import threads
+from trims_predictors.frameworks import HANDLER, threads
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.malloc import keep_memory, take_ahead
 from trims_predictors.tensors import describe, to_array, types_of
@@ -250,7 +250,7 @@ class Worker:
             "outputs": pipeline.outputs(),
             **_where(self._weights),
             "stages": stages.seconds,
-            "imported": importable_since(before),
+            "imported": importable_since(before, os.path.dirname(message["call"]) if message["how"] == HANDLER else ""),
         }, None
 
     def _opened(self, session: Session, message: Message) -> Weights:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
-    from trims.core.functions import Raised
-
 _FUNCTIONS = "/functions/"
 #: Messages that replace those of Starlette's own refusals.
 _WORDS = {
@@ -54,17 +52,12 @@ async def _trims_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TrimsError)
     answer = error_answer(status_of(error), str(error))
     if isinstance(error, PredictorError) and error.raised and request.scope["path"].startswith(_FUNCTIONS):
-        answer = JSONResponse({"error": str(error), "raised": _facts(error.raised)}, answer.status_code)
+        answer = JSONResponse({"error": str(error), "raised": error.raised.facts()}, answer.status_code)
     if isinstance(error, BusyError) or answer.status_code == 503:
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, DrainingError):
         answer.headers["Connection"] = "close"  # the next request must not meet the end of the connection
     return answer
-
-
-def _facts(raised: Raised) -> dict[str, str | int]:
-    """Return what a client learns of an exception: of its file the name, and not in which folder it lies."""
-    return {**raised._asdict(), "file": raised.file_name}
 
 
 async def _too_large(_: Request, error: Exception) -> Response:
