@@ -89,7 +89,7 @@ class Functions:
         """Return all functions; for a tenant those that it may open."""
         return [found for model in await self._service.models() if (found := _described(model))]
 
-    async def call(self, name: str, asked: InferRequest, span: RequestSpan | None) -> tuple[bytes, Answer]:
+    async def call(self, name: str, asked: InferRequest, span: RequestSpan | None) -> tuple[memoryview, Answer]:
         """Return the JSON that a handler answers with, and the answer that it is in.
 
         Raises CallerError for a model that is no function, and what `Service.answer` raises.
@@ -97,7 +97,7 @@ class Functions:
         await self._check(name)
         _, answer = await self._service.answer(name, "", asked, span)
         (output,) = (each for each in answer.outputs if each.name == ANSWER)
-        return bytes(memoryview(output.data)[_LENGTH:]), answer
+        return memoryview(output.data)[_LENGTH:], answer
 
     async def _check(self, name: str) -> None:
         """Raise CallerError for a model that is no function, also for one that nothing runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +14,7 @@ from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.functions import Functions, event_request
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.tracing import http_span, recorded
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.metrics import Counting
@@ -53,7 +56,9 @@ async def _called(
     accepted = ",".join(request.headers.getlist("accept-encoding"))
     coding_for(accepted)  # refused before the function has run in vain
     event = cloud_event(request.headers.items())
-    text, answer = await functions.call(name, event_request(body, event, request.headers.items()), span)
+    make = partial(event_request, body, event, request.headers.items())
+    asked = await asyncio.to_thread(make) if len(body) > COPIED_AT_ONCE_BYTES else make()
+    text, answer = await functions.call(name, asked, span)
     counting.answer = answer
     if event is None:
         return await packed_response([text], accepted)
