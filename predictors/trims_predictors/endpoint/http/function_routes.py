@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PATH = "/functions"
 _ROUTE = PATH + "/{function}"
-_NO_CONTENT = 204
+_NO_CONTENT, _NULL = 204, b"null"
 
 
 def add_function_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
@@ -62,7 +62,7 @@ async def _called(
     counting.answer = answer
     if event is None:
         return await packed_response([text], accepted)
-    if text == b"null":  # no event answers this one
+    if text.nbytes == len(_NULL) and text.tobytes() == _NULL:  # no event answers this one
         return Response(status_code=_NO_CONTENT)
     response = await packed_response([text], accepted)
     response.headers.update(response_headers(event.attributes, name))
