@@ -33,7 +33,7 @@ _NEXT = """\
 #  deadline_s: 10             # seconds that one run may take
 #  call: my_models:Predictor  # a class of one's own, beside this file
 """
-#: What a torch checkpoint needs before a predictor can run it.
+#: Fields that a torch checkpoint needs before a predictor can run it.
 _TORCH = """\
 # A predictor needs to know which module the tensors belong to:
 #framework: {name: torch}

@@ -138,8 +138,9 @@ class Opens:
                 processors from the program that is going to open it.
         """
         resolved = self._resolver.known(name)
-        if resolved is None and (model := self._resolver.of(name)) != name:
-            name, resolved = model, self._resolver.known(model)
+        if resolved is None and name in self._resolver.references.known:
+            name = self._resolver.references.fresh(name)
+            resolved = self._resolver.known(name)
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
         ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)

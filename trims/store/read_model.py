@@ -336,7 +336,7 @@ class ReadModel:
             return LoadView(
                 "fetching", moved.done_bytes, moved.total_bytes, moved.fetched_bytes, running.rate, running.left_s
             )
-        known = self._resolver.remembered(self._resolver.of(name))
+        known = self._resolver.remembered(self._resolver.references.fresh(name))
         if known is None:
             return LoadView("resolving")
         where = place or known.manifest.residency.place or CPU

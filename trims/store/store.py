@@ -272,7 +272,7 @@ class Store:
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """
-        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else self.resolver.of(name)
+        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else self.resolver.references.fresh(name)
         known = self.resolver.remembered(name)
         key = known.key if known else self.catalog.key_of(name)
         if key is None and _KEY_BEGINS.fullmatch(name):

@@ -24,32 +24,34 @@ class References:
         registry: Where manifests are.
         clock: Monotonic seconds.
         trust_s: Seconds for which a remembered reference is followed without another look.
+
+    Attributes:
+        known: Name -> the model, and when the manifest was read.
     """
 
     def __init__(self, registry: Registry, clock: Callable[[], float], trust_s: float) -> None:
         self._registry = registry
         self._clock = clock
         self._trust_s = trust_s
-        #: Name -> the model, and when the manifest was read.
-        self._known: dict[str, tuple[str, float]] = {}
+        self.known: dict[str, tuple[str, float]] = {}
 
     def of(self, name: str) -> str:
         """Return the model that a name referred to at the last look, else the name. Memory only: never blocks."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         return name if known is None else known[0]
 
     def fresh(self, name: str) -> str:
         """Return as `of`, but the name for a look that is too long ago. Memory only: never blocks."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         return name if known is None or self._clock() - known[1] >= self._trust_s else known[0]
 
     def remember(self, name: str, target: str) -> None:
         """Remember what a manifest says that was just read."""
-        self._known[name] = (target, self._clock())
+        self.known[name] = (target, self._clock())
 
     def forget(self, name: str) -> None:
         """Forget a name whose manifest changed or went."""
-        self._known.pop(name, None)
+        self.known.pop(name, None)
 
     def target(self, name: str) -> str:
         """Return the model that a name refers to; else the name itself. Raises as `followed`."""

@@ -165,7 +165,7 @@ class Resolver:
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
         #: Names whose manifests refer to another model's artifact.
-        self._references = References(registry, clock, _TRUST_S)
+        self.references = References(registry, clock, _TRUST_S)
         #: Inputs and outputs of models.
         self.signatures = Signatures(catalog)
         self._superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - nothing follows
@@ -211,16 +211,12 @@ class Resolver:
         """Return what the name stood for at the last look, however long ago. Memory only: never blocks."""
         return self._known.get(name)
 
-    def of(self, name: str) -> str:
-        """Return the name that an open of this name opens, as known just now. Memory only: never blocks."""
-        return self._references.fresh(name)
-
     def target(self, name: str) -> str:
         """Return the model that a name refers to by its manifest; else the name itself. Reads the registry.
 
         Raises ModelNotFoundError or ManifestError.
         """
-        return name if name.startswith(FILE_PREFIX) else self._references.target(name)
+        return name if name.startswith(FILE_PREFIX) else self.references.target(name)
 
     def check_reference(self, raw: Mapping[str, Any], origin: str) -> None:
         """Raise for a manifest that refers to a model which is not there, or has no artifact of its own.
@@ -229,7 +225,7 @@ class Resolver:
         """
         artifact = raw.get("artifact")
         if isinstance(artifact, dict) and artifact.get("model"):
-            self._references.referred(parse_manifest(raw, origin))
+            self.references.referred(parse_manifest(raw, origin))
 
     def epoch(self, name: str) -> int:
         """Return the name's epoch, which rises whenever its manifest changes or goes."""
@@ -246,7 +242,8 @@ class Resolver:
         while True:
             epoch = self.epoch(name)
             try:
-                target = name if self._is_known_model(name) else self.target(name)
+                known = name in self._known and not self._registry.changes_outside  # it has an artifact of its own
+                target = name if known else self.target(name)
                 if target != name:
                     resolved = self.resolve(target, reading)
                 else:
@@ -262,16 +259,12 @@ class Resolver:
             elif self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
                 return resolved
 
-    def _is_known_model(self, name: str) -> bool:
-        """Return whether a name was looked into, so that it has an artifact of its own."""
-        return name in self._known and not self._registry.changes_outside
-
     def _refer(self, name: str, target: str, epoch: int) -> bool:
         """Remember what a name refers to. Return False if its manifest changed since `epoch`."""
         with self._lock:
             if self.epoch(name) != epoch:
                 return False
-            self._references.remember(name, target)
+            self.references.remember(name, target)
             return True
 
     def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
@@ -328,7 +321,7 @@ class Resolver:
         Memory only: never blocks.
         """
         if manifest.artifact.model is not None:
-            target = self._references.manifest_of(manifest)
+            target = self.references.manifest_of(manifest)
             return "" if target is None else self.format_known(target)
         return manifest.artifact.format or self._catalog.format_under(manifest.name, _text_of(manifest))
 
@@ -368,19 +361,19 @@ class Resolver:
         """Return the manifest that says what a name opens: that of the model it refers to; one made up for a path."""
         if name.startswith(FILE_PREFIX):
             return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
-        return self._references.followed(name)
+        return self.references.followed(name)
 
     def forget(self, name: str) -> None:
         """Make lookups under the old manifest count no more: the manifest changed or went."""
         with self._lock:
             self._epochs[name] = self.epoch(name) + 1
             self._known.pop(name, None)
-            self._references.forget(name)
+            self.references.forget(name)
 
     def looked_stale(self, name: str) -> None:
         """Drop trust in what is known of the name, so that the next look compares its files."""
         with self._lock:
-            name = self._references.of(name)
+            name = self.references.of(name)
             known = self._known.get(name)
             if known is not None:
                 self._known[name] = replace(known, checked_at_s=-math.inf)
