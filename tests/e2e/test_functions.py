@@ -299,3 +299,19 @@ def _model(form: str, folder: Path) -> tuple[dict[str, Any], str]:
     symbol = {"nodes": nodes, "arg_nodes": [0, 1], "heads": [[2, 0, 0]]}
     path = mxnet_files.save(folder, {"arg:w": mxnet_files.array("F32", (2, 3))}, symbol)
     return {"artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}, "SymbolBlock"
+
+
+def test_orders_on_a_function_are_orders_on_its_model(daemon: Daemon, endpoint: Endpoint) -> None:
+    add(daemon, "handler")
+    for words in (["load", "handler", "--place", "cpu"], ["pin", "handler"]):
+        done = command(daemon, *words)
+        assert done.returncode == 0, done.stderr
+    (replica,) = (each for each in json.loads(command(daemon, "ps", "--json").stdout) if each["place"] == "cpu")
+    assert (replica["names"], replica["pinned"]) == (["m"], True)
+    assert command(daemon, "rm", "handler").returncode == 0
+    (replica,) = (each for each in json.loads(command(daemon, "ps", "--json").stdout) if each["place"] == "cpu")
+    assert replica["pinned"], "the pin is the model's"
+    add(daemon, "handler")
+    assert command(daemon, "unpin", "handler").returncode == 0
+    assert command(daemon, "evict", "handler").stdout == "handler is freed at cpu\n"
+    assert call(endpoint, "handler", {"x": 1}).value["y"] == 2.0

@@ -219,7 +219,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
         """Keep the inputs and outputs of a run, unless the name stands for another image by now."""
-        keys = self._read.keys_of(self._registry.get(request.name).name)
+        keys = self._read.keys_of(_opened(self._registry.get(request.name)))
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
             self._store.resolver.signatures.learn(keys, found)
@@ -420,7 +420,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             self._streams.release()  # the client is gone already
 
     def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
-        image, connections = self._read.image_of(manifest.name), self._attach.connections()
+        image, connections = self._read.image_of(_opened(manifest)), self._attach.connections()
         replicas = self._read.replicas_of(image, story=story)
         # A list of thousands of models would read a row for each, once a second for the web page.
         signature = self._read.signature_of(image) if story else NO_SIGNATURE
@@ -442,6 +442,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             tensors_seen=signature.seen,
             files=map(str, image.files) if story else (),
         )
+
+
+def _opened(manifest: Manifest) -> str:
+    """Return the name of the model that an open of this one opens: it may have the artifact of another."""
+    return manifest.artifact.model or manifest.name
 
 
 def _parsed(text: str) -> Any:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InvariantError, TrimsError
+from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
 from trims.core.residency.placement import Verdict
@@ -270,8 +270,7 @@ class ReadModel:
     # -- names -----------------------------------------------------------------------------------------------------
 
     def image_of(self, name: str) -> NameView:
-        """Return what a name stands for, as far as that is known without looking into it. Reads the registry."""
-        name = self._target(name)
+        """Return what a name that is no reference stands for, as far as that is known without looking into it."""
         known = self._resolver.remembered(name)
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
@@ -279,13 +278,6 @@ class ReadModel:
         if known is None:
             return NameView(key, "", nbytes)
         return NameView(key, known.artifact.format, nbytes, known.in_place, known.artifact.files)
-
-    def _target(self, name: str) -> str:
-        """Return the model that a name refers to, else the name; the name, too, if its manifest cannot be read."""
-        try:
-            return self._resolver.target(name)
-        except TrimsError:
-            return name
 
     def format_of(self, manifest: Manifest) -> str:
         """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""
