@@ -7,7 +7,6 @@ three elements: its attributes, the kind of its data, and the data.
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,9 @@ def _event(elements: np.ndarray[Any, Any]) -> Any:
         return parse_event(elements[0])
     if len(elements) != _PARTS:
         raise CallerError(f"the input {EVENT!r} has {len(elements)} elements; send one: the event as JSON")
-    attributes, kind, data = json.loads(elements[0]), bytes(elements[1]).decode(), bytes(elements[2])
+    attributes, kind, data = parse_event(elements[0]), bytes(elements[1]), bytes(elements[2])
+    if not isinstance(attributes, dict) or kind not in _DATA:
+        raise CallerError(f"the input {EVENT!r} is no CloudEvent: an object of attributes, {_KINDS}, and the data")
     return {**attributes, "data": _DATA[kind](data)}
 
 
@@ -94,7 +95,8 @@ def _text(data: bytes) -> str:
 
 
 #: How data of each kind becomes a value; see `trims_predictors.endpoint.cloud_events`.
-_DATA: Mapping[str, Callable[[bytes], Any]] = {"json": parse_event, "text": _text, "bytes": bytes}
+_DATA: Mapping[bytes, Callable[[bytes], Any]] = {b"json": parse_event, b"text": _text, b"bytes": bytes}
+_KINDS = "json, text or bytes"
 
 
 def _set_threads(threads: int) -> None:
