@@ -6,6 +6,7 @@ The file is parsed and not run: what it lacks is found before any event comes.
 from __future__ import annotations
 
 import ast
+import os
 from typing import TYPE_CHECKING, Any
 
 from trims.control.artifacts import check_text, manifest_for
@@ -50,7 +51,7 @@ def function_manifest(
         "name": name or manifest_for(file, None)["name"],
         "artifact": {"model": model.name},
         **_framework(model, form),
-        "predictor": {"handler": f"{file.absolute()}:{handler}", "options": {"as": form}},
+        "predictor": {"handler": f"{os.path.abspath(file)}:{handler}", "options": {"as": form}},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from trims.core.errors import ArtifactNotFoundError, CallerError
 from trims.manifests.manifest import parse_manifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trims.control import Model
 
 GOOD = """
@@ -102,6 +101,14 @@ def test_a_manifest_refers_to_its_model_by_name(
     assert made["predictor"] == {"handler": f"{file}:handler", "options": {"as": form or "weights"}}
     assert made.get("framework") == expected
     assert parse_manifest(made).predictor.handler == f"{file}:handler"
+
+
+def test_a_path_is_written_without_the_way_to_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file.parent / "inner").mkdir()
+    monkeypatch.chdir(file.parent / "inner")
+    made = function_manifest(Path("..", file.name), model())
+    assert made["predictor"]["handler"] == f"{file}:handler"
+    parse_manifest(made)
 
 
 def test_a_form_that_there_is_not_is_refused(file: Path) -> None:
