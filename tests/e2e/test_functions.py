@@ -315,3 +315,17 @@ def test_orders_on_a_function_are_orders_on_its_model(daemon: Daemon, endpoint: 
     assert command(daemon, "unpin", "handler").returncode == 0
     assert command(daemon, "evict", "handler").stdout == "handler is freed at cpu\n"
     assert call(endpoint, "handler", {"x": 1}).value["y"] == 2.0
+
+
+def test_a_model_that_becomes_a_function_of_another_gives_its_image_up(
+    daemon: Daemon, endpoint: Endpoint, checkpoint: Callable[..., Path]
+) -> None:
+    assert command(daemon, "add", str(checkpoint("own"))).returncode == 0
+    before = json.loads(command(daemon, "show", "own", "--json").stdout)["key"]
+    add(daemon, "handler", "--name", "own", "--replace")
+    assert call(endpoint, "own", {"x": 1}).value["y"] == 2.0
+    keys = {each["key"] for each in json.loads(command(daemon, "ps", "--json").stdout)}
+    assert before not in keys
+    assert command(daemon, "add", str(checkpoint("own")), "--replace").returncode == 0
+    assert json.loads(command(daemon, "show", "own", "--json").stdout)["key"] == before
+    wait_until(lambda: call(endpoint, "own", {"x": 1}).status == 400, "the name is a model again")

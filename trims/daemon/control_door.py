@@ -170,7 +170,10 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
         self._store.resolver.check_reference(raw, request.origin)
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
-        self._store.manifest_changed(manifest.name)
+        if manifest.artifact.model is None:
+            self._store.manifest_changed(manifest.name)
+        else:  # the name stands for no image of its own any more
+            self._store.retire(manifest.name)
         self._model_changes.tell([manifest.name])
         return self._model(manifest)
 

@@ -164,7 +164,7 @@ class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"'model' is {self.model!r:.80}; write the name of a registered model")
         for name in ("format", "sha256", "allow_pickle", "options"):
             if getattr(self, name):
-                raise ValueError(f"has 'model' and {name!r}; leave {name!r} out: it is that model's to state")
+                raise ValueError(f"has 'model' and {name!r}, which that model states; leave {name!r} out")
 
 
 class ResidencySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,7 +233,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
         if self.artifact.model is not None and self.residency != ResidencySettings():
-            raise ValueError(f"has 'residency', which is {self.artifact.model!r}'s to state; leave it out")
+            raise ValueError(f"has 'residency', which the model {self.artifact.model!r} states; leave it out")
         if self.artifact.model == self.name:
             raise ValueError("its artifact is its own; name another model")
         for name in ("inputs", "outputs", "preprocess", "postprocess") if self.predictor.handler else ():

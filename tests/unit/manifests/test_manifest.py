@@ -163,8 +163,8 @@ def test_a_manifest_survives_yaml() -> None:
     [
         ({"artifact": {"model": "a b"}}, "write the name of a registered model"),
         ({"artifact": {"model": "b", "path": "/x"}}, "needs exactly one of path, package, builder, uri and model"),
-        ({"artifact": {"model": "b", "format": "onnx"}}, "has 'model' and 'format'; leave 'format' out"),
-        ({"artifact": {"model": "b"}, "residency": {"pin": True}}, "has 'residency', which is 'b's to state"),
+        ({"artifact": {"model": "b", "format": "onnx"}}, "has 'model' and 'format', which that model states"),
+        ({"artifact": {"model": "b"}, "residency": {"pin": True}}, "has 'residency', which the model 'b' states"),
         ({"artifact": {"model": "m"}}, "its artifact is its own"),
         (
             {
