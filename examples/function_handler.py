@@ -1,8 +1,9 @@
 """A function as platforms have it: python function_handler.py model.safetensors.
 
-`trims call function_handler.py --model NAME --event '{"tensor": "weight"}'` invokes it with a registered model and
-measures its cold and warm starts. Here it is adapted to a platform that calls `(event, context)`: the model is opened
-at import, in about a millisecond if the bytes are there already.
+`trims add function_handler.py --model NAME` has the endpoint serve it at `/functions/function_handler`; `trims call
+function_handler.py --model NAME --event '{"tensor": "weight"}'` measures its cold and warm starts. Here it is adapted
+to a platform that calls `(event, context)`: the model is opened at import, in about a millisecond if the bytes are
+there already.
 """
 
 import sys

@@ -89,15 +89,15 @@ def hold(model: dict[str, Any], arrays: list[str], runtime_dir: str, artifact: s
 def _prepared(model: dict[str, Any], architecture: str, framework: str, artifact: str) -> tuple[Any, Any, Any]:
     """Import the framework; return a predictor without weights, inputs for it, and its context."""
     from trims_predictors.api import Context
-    from trims_predictors.frameworks import alone, resolve
+    from trims_predictors.frameworks import CLASS, alone, resolve
 
     from trims_bench.models import inputs
 
     call = _PREDICTORS[framework]
     if artifact:
-        predictor: Any = alone.make(call, resolve.CLASS, "", {**model, "path": artifact})
+        predictor: Any = alone.make(call, CLASS, "", {**model, "path": artifact})
     else:
-        predictor = resolve.make(call, resolve.CLASS, "")
+        predictor = resolve.make(call, CLASS, "")
     given = inputs(architecture, framework, 32 if model["options"].get("module_args", {}).get("small") else 224)
     return predictor, given, Context(model["name"], threads=len(os.sched_getaffinity(0)))
 

@@ -25,6 +25,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, PredictorError, TrimsError
+from trims.core.functions import FORMS, raised
 from trims_client.forks import adapt_in_children
 from trims_client.session import connect
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     _Reply = tuple[str, str | TrimsError]
     WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-#: Forms in which a handler may get its model.
-FORMS = ("weights", "torch", "onnxruntime", "mxnet")
 #: Seconds to wait for a daemon that starts together with the function.
 _WAIT_S = 30.0
 _MOST_BYTES = 32 << 20
@@ -204,7 +203,8 @@ def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Ws
 
     The model is opened at the first request, in the process that answers it, so servers may fork before. An error is
     `{"error": message}`: 400 if the event is no JSON or the handler raises CallerError, 503 if the request may succeed
-    later, else 500. The traceback of a handler that fails goes to the server's log, and only there.
+    later, else 500. Of an exception of the handler, `raised` beside the message has type, message, file, line and
+    function; its traceback goes to the server's log, and only there.
 
     Args:
         handler: Called as `handler(model, event)`.
@@ -215,7 +215,7 @@ def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Ws
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         status, told = _reply(function, environ)
-        body = (told if isinstance(told, str) else json.dumps({"error": str(told)})).encode()
+        body = (told if isinstance(told, str) else json.dumps(_failure(told))).encode()
         start_response(
             status, [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Allow", "POST")]
         )
@@ -240,7 +240,14 @@ def _reply(function: Function, environ: Mapping[str, Any]) -> _Reply:
         return (_AGAIN if error.retryable else _FAILED), error
     except Exception as error:  # noqa: BLE001 - a handler may raise anything; the server goes on
         environ["wsgi.errors"].write("".join(traceback.format_exception(error)))
-        return _FAILED, PredictorError(f"the handler failed: {type(error).__name__}")
+        found = raised(error)
+        return _FAILED, PredictorError(f"the handler raised {found}", raised=found)
+
+
+def _failure(error: TrimsError) -> dict[str, Any]:
+    """Return what a client learns of an error, and of the exception of a handler that it comes from."""
+    facts = {"raised": error.raised.facts()} if isinstance(error, PredictorError) and error.raised else {}
+    return {"error": str(error), **facts}
 
 
 def _event(environ: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from endpoints import Endpoint
-from fleets import register
+from fleets import SUPPORT, register
 from in_namespaces import namespaces
 from looking import wait_until
 from trims_predictors.deployment.deployment import Settings
@@ -20,6 +20,7 @@ from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.settings import EndpointSettings
 
+from trims.control import admin
 from trims.core.errors import ConfigError
 from trims.tenants import hash_of, read_tenants
 
@@ -102,6 +103,24 @@ def test_a_tenant_sees_its_models_only_and_gives_no_orders(endpoint: Endpoint) -
     for path in ("/state", "/metrics", "/ui/state"):
         assert endpoint.ask("GET", path, token=BLUE)[0] == 403
     assert endpoint.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_a_tenant_calls_its_functions_by_processes_of_its_own(
+    shared: Daemon, endpoint: Endpoint, checkpoint: Callable[..., Path]
+) -> None:
+    register(shared, checkpoint, "of-the-operator")
+    with admin(shared.config.runtime_dir) as control:
+        for name in ("blue-function", "red-function"):
+            predictor = {"handler": f"{SUPPORT}/own_handlers.py:handler"}
+            control.add({"name": name, "artifact": {"model": "of-the-operator"}, "predictor": predictor}, lazy=True)
+    listed = endpoint.ask("GET", "/functions", token=BLUE)[1]["functions"]
+    assert [each["name"] for each in listed] == ["blue-function"]
+    status, answer = endpoint.ask("POST", "/functions/blue-function", {"x": 1}, BLUE)
+    assert (status, answer["y"]) == (200, 2.0), "its model is another name, which the tenant may not open"
+    assert endpoint.ask("POST", "/functions/red-function", {"x": 1}, BLUE)[0] == 403
+    own = endpoint.ask("POST", "/functions/blue-function", {"x": 1}, OPERATOR)[1]["pid"]
+    assert own != answer["pid"]
+    assert accounts(shared)["blue"].leases == 1
 
 
 def parent_of(pid: int) -> int:

@@ -60,3 +60,18 @@ def answer_bytes(model: Any, event: Any) -> bytes:
 
 async def later(model: Any, event: Any) -> None:
     """Handle nothing: this is no plain function."""
+
+
+def answer_nothing(model: Any, event: Any) -> None:
+    """Return nothing."""
+
+
+def hang_once(model: Any, event: str) -> str:
+    """Never answer the first time, which leaves a file at the path of the event."""
+    try:
+        os.mkdir(event)
+    except FileExistsError:
+        return "at once"
+    print("hangs", flush=True)
+    time.sleep(600)
+    return "late"

@@ -40,7 +40,14 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         command: The command that is going to be parsed. If it is one of trims's own that needs no other, the commands
             of other packages are left out: looking for them takes longer than most commands.
     """
-    from trims.cli import daemon_commands, env_commands, model_commands, tools, transfer_commands
+    from trims.cli import (
+        daemon_commands,
+        env_commands,
+        manifest_commands,
+        model_commands,
+        tools,
+        transfer_commands,
+    )
 
     parser = argparse.ArgumentParser(prog="trims", description="A resident model store.", formatter_class=_GroupedHelp)
     parser.set_defaults(parser=parser)  # for `trims completion`
@@ -56,7 +63,15 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         [
             _group("models", commands, model_commands.register, transfer_commands.register),
             _group("the daemon", commands, daemon_commands.register),
-            _group("tools", commands, env_commands.register, tools.register, register_plugins, _register_help),
+            _group(
+                "tools",
+                commands,
+                env_commands.register,
+                manifest_commands.register,
+                tools.register,
+                register_plugins,
+                _register_help,
+            ),
         ]
     )
     for each in set(commands.choices.values()):  # a command may be there under two names

@@ -24,6 +24,7 @@ from trims.cli.output import (
 )
 from trims.cli.predictors import say_predictors
 from trims.core.errors import CallerError
+from trims.core.functions import FORMS
 from trims.core.units import format_bytes, format_seconds
 from trims.wire.address import default_runtime_dir
 from trims.wire.endpoint_file import read_address
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    text = "a manifest (.yaml), an artifact, the folder of a Hugging Face model, or an address (hf://, https://, s3://)"
+    text = (
+        "a manifest (.yaml), an artifact, the folder of a Hugging Face model, an address (hf://, https://, s3://), or, "
+        "with --model, a function (.py)"
+    )
     completed(add.add_argument("source", nargs="+", help=f"{text}; several are added one after the other"), FILES)
-    add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
+    add.add_argument("--name", help="name for one artifact or function (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
     add.add_argument("--state-key", metavar="KEY", help=text)
@@ -49,6 +53,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "run the Python files of such a folder, if its config.json names some"
     add.add_argument("--trust-remote-code", action="store_true", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
+    text = "the registered model that a function gets as its first argument"
+    completed(add.add_argument("--model", metavar="MODEL", help=text), MODELS)
+    text = f"what a function gets its model as: {', '.join(FORMS)} (default: {FORMS[0]})"
+    add.add_argument("--as", dest="form", metavar="FORM", help=text)
+    text = "name of the function in its file (default: handler)"
+    add.add_argument("--handler", metavar="NAME", help=text)
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
     )
@@ -103,10 +113,41 @@ def _register_model(options: argparse.Namespace) -> None:
     if len(options.source) > 1 and (options.name is not None or options.state_key is not None):
         flag = "--name" if options.name is not None else "--state-key"
         raise CallerError(f"{flag} is for one artifact, and {len(options.source)} are given")
-    models = [_register_one(options, source) for source in options.source]
+    models = [
+        _add_function(options, each) if _is_function(options, each) else _register_one(options, each)
+        for each in options.source
+    ]
     if options.json:
         shown = [as_json(model) for model in models]
         say_json(shown if len(shown) > 1 else shown[0])
+
+
+def _is_function(options: argparse.Namespace, source: str) -> bool:
+    """Return whether a source is a function. Raises CallerError for one without its model, and the other way round."""
+    flags = {"--model": options.model, "--as": options.form, "--handler": options.handler}
+    stated = [flag for flag, value in flags.items() if value is not None]
+    if not source.endswith(".py"):
+        if stated:
+            raise CallerError(f"{stated[0]} is for a function, and {source} is no Python file (.py)")
+        return False
+    if options.model is None:
+        raise CallerError(f"{source} is a function if anything: name its model (--model NAME, --as torch)")
+    return True
+
+
+def _add_function(options: argparse.Namespace, source: str) -> Model:
+    from trims.control.functions import function_manifest
+
+    if options.state_key is not None:
+        raise CallerError(f"--state-key is for a checkpoint, and {source} is a function")
+    with admin(options.runtime_dir) as daemon:
+        made = function_manifest(
+            Path(source), daemon.show(options.model), form=options.form, handler=options.handler, name=options.name
+        )
+        model = daemon.add(made, replace=options.replace, lazy=True)
+    if not options.json:
+        say(f"registered {model.name}, a function of {options.model}")
+    return model
 
 
 def _register_one(options: argparse.Namespace, source: str) -> Model:
@@ -174,7 +215,7 @@ def _list(options: argparse.Namespace) -> None:
 def _origin(model: Model) -> str:
     """Return where a model comes from: its address, path, package or builder."""
     artifact = model.manifest.get("artifact", {})
-    named = artifact.get("uri") or artifact.get("path")
+    named = artifact.get("uri") or artifact.get("path") or artifact.get("model")
     if named:
         from trims.manifests.addresses import without_secret
 
@@ -211,6 +252,8 @@ def _show(options: argparse.Namespace) -> None:
     for label, text in (
         ("model", f"{model.name} {model.version}"),
         ("about", model.description),
+        ("of model", _model_of(model)),
+        ("function", _function_of(model)),
         ("license", model.license),
         ("framework", model.framework),
         ("format", model.format),
@@ -232,6 +275,20 @@ def _show(options: argparse.Namespace) -> None:
         say(f"  {replica.location}")
         for line in replica.story:
             say(f"  {line}")
+
+
+def _model_of(model: Model) -> str:
+    """Return the model whose artifact a model has, if it has none of its own."""
+    artifact = model.manifest.get("artifact")
+    return str(artifact.get("model") or "") if isinstance(artifact, dict) else ""
+
+
+def _function_of(model: Model) -> str:
+    """Return the handler of a function, and what it gets its model as; empty for a model that is none."""
+    predictor = model.manifest.get("predictor")
+    if not isinstance(predictor, dict) or not predictor.get("handler"):
+        return ""
+    return f"{predictor['handler']}, with the model as {(predictor.get('options') or {}).get('as', FORMS[0])}"
 
 
 def _tensors(listed: Sequence[TensorInfo], model: Model) -> str:

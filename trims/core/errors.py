@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+    from trims.core.functions import Raised
+
 
 class TrimsError(Exception):
     """Base of all errors trims raises on purpose. The message names the culprit and the remedy.
@@ -259,9 +261,17 @@ class ConversionError(BrokenWeightsError):
 
 
 class PredictorError(TrimsError):
-    """A predictor's own code raised, its process ended, or it cannot be started; other models are not affected."""
+    """A predictor's own code raised, its process ended, or it cannot be started; other models are not affected.
+
+    Attributes:
+        raised: Class, message and place of what the code raised; None if it raised nothing.
+    """
 
     code = "predictor"
+
+    def __init__(self, message: str = "", *, raised: Raised | None = None) -> None:
+        super().__init__(message)
+        self.raised = raised
 
 
 class InternalError(TrimsError):

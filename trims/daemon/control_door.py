@@ -168,8 +168,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
         raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
+        self._store.resolver.check_reference(raw, request.origin)
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
-        self._store.manifest_changed(manifest.name)
+        if manifest.artifact.model is None:
+            self._store.manifest_changed(manifest.name)
+        else:  # the name stands for no image of its own any more
+            self._store.retire(manifest.name)
         self._model_changes.tell([manifest.name])
         return self._model(manifest)
 
@@ -218,7 +222,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
         """Keep the inputs and outputs of a run, unless the name stands for another image by now."""
-        keys = self._read.keys_of(self._registry.get(request.name).name)
+        keys = self._read.keys_of(_opened(self._registry.get(request.name)))
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
             self._store.resolver.signatures.learn(keys, found)
@@ -419,7 +423,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             self._streams.release()  # the client is gone already
 
     def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
-        image, connections = self._read.image_of(manifest.name), self._attach.connections()
+        image, connections = self._read.image_of(_opened(manifest)), self._attach.connections()
         replicas = self._read.replicas_of(image, story=story)
         # A list of thousands of models would read a row for each, once a second for the web page.
         signature = self._read.signature_of(image) if story else NO_SIGNATURE
@@ -441,6 +445,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             tensors_seen=signature.seen,
             files=map(str, image.files) if story else (),
         )
+
+
+def _opened(manifest: Manifest) -> str:
+    """Return the name of the model that an open of this one opens: it may have the artifact of another."""
+    return manifest.artifact.model or manifest.name
 
 
 def _parsed(text: str) -> Any:

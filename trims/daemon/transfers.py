@@ -197,6 +197,8 @@ class Transfers:
         if scheme_of(address) not in PUSHED:
             raise NotSupportedError(f"models are pushed to {', '.join(f'{each}://' for each in PUSHED)}, not {address}")
         manifest, pushing = self._registry.get(name), Pushing()
+        if (model := manifest.artifact.model) is not None:
+            raise CallerError(f"{name!r} has the artifact of {model!r} and no image of its own; push {model!r}")
         work = (pushing, manifest, address, replace)
         threading.Thread(target=self._run, args=work, name="trims-push", daemon=True).start()
         return pushing

@@ -170,6 +170,8 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _leads_to(path: str, text: str, origin: str) -> str:
     """Return what a text of a field leads to beside the model itself; empty for nothing."""
+    if path == "predictor.handler":
+        return "code"
     if text and not _wrong(text) and _FILE_FIELDS.search(path):
         return "a file beside it, which does not come with the model"
     return _wrong(text) or ("a file of this machine" if _is_file(origin, text) else "")

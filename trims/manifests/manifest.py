@@ -112,7 +112,7 @@ class Builder(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the artifact comes from: exactly one of `path`, `package`, `builder` and `uri`."""
+    """Where the artifact comes from: exactly one of `path`, `package`, `builder`, `uri` and `model`."""
 
     path: Annotated[str | None, written(_path, {"type": "string"}, "Absolute, or inside the manifest's folder.")] = None
     package: Annotated[tuple[str, str] | None, written(parse_package, PACKAGE_SCHEMA)] = None
@@ -124,6 +124,14 @@ class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
             {"type": "string", "pattern": "^[a-z][a-z0-9+.-]+:"},
             "An address: https://, s3://bucket/key, gs://, az://, hf://org/name@revision; also file:, pkg:// and "
             "build://, for path, package and builder.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        written(
+            _unless_empty,
+            {"type": "string", "pattern": _NAME},
+            "The artifact of another registered model, whatever that is at the moment, and kept as that model says.",
         ),
     ] = None
     format: Annotated[str | None, written(_unless_empty, {"type": "string"}, "Converter to use; absent: detected.")] = (
@@ -147,8 +155,16 @@ class ArtifactSource(Struct, frozen=True, forbid_unknown_fields=True):
     options: Annotated[Mapping[str, Any], about("For the converter of the format.")] = {}
 
     def __post_init__(self) -> None:
-        if sum(each is not None for each in (self.path, self.package, self.builder, self.uri)) != 1:
-            raise ValueError("needs exactly one of path, package, builder and uri")
+        ways = (self.path, self.package, self.builder, self.uri, self.model)
+        if sum(each is not None for each in ways) != 1:
+            raise ValueError("needs exactly one of path, package, builder, uri and model")
+        if self.model is None:
+            return
+        if not re.match(_NAME, self.model):
+            raise ValueError(f"'model' is {self.model!r:.80}; write the name of a registered model")
+        for name in ("format", "sha256", "allow_pickle", "options"):
+            if getattr(self, name):
+                raise ValueError(f"has 'model' and {name!r}, which that model states; leave {name!r} out")
 
 
 class ResidencySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,6 +232,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
+        if self.artifact.model is not None and self.residency != ResidencySettings():
+            raise ValueError(f"has 'residency', which the model {self.artifact.model!r} states; leave it out")
+        if self.artifact.model == self.name:
+            raise ValueError("its artifact is its own; name another model")
+        for name in ("inputs", "outputs", "preprocess", "postprocess") if self.predictor.handler else ():
+            if getattr(self, name):
+                raise ValueError(f"has {name!r} and a handler, which takes an event and nothing else; leave it out")
 
 
 def _without_local_address(raw: object) -> object:

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct
 
+from trims.core.functions import FORMS
 from trims.manifests.fields import CALL, about, matching, parse
 
 _MODULE = matching(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", "the name of a module")
 _PLUGIN = r"^[\w.-]{1,128}\Z"
+_HANDLER = r"^[^\x00:]{1,4000}\.py:[A-Za-z_]\w*\Z"
 _SECONDS = {"ge": 0, "lt": 1e9, "extra": {"hint": "a number of seconds from 0 up"}}
 Seconds = Annotated[float, about("", **_SECONDS)]
 #: Levels of priority of one model.
@@ -17,7 +19,7 @@ _MOST_LEVELS = 64
 
 
 class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How processes answer with the model: by `call`, `name` or `function`, or as trims does for the framework."""
+    """How processes answer: by `call`, `name`, `function` or `handler`, or as trims does for the framework."""
 
     call: Annotated[str, matching(CALL, "package.module:Class", "package.module:Class of the predictor.")] = ""
     options: Annotated[
@@ -47,6 +49,15 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     function: Annotated[
         str, matching(CALL, "package.module:function", "package.module:function, called with (weights, inputs).")
     ] = ""
+    handler: Annotated[
+        str,
+        matching(
+            _HANDLER,
+            "FILE.py:NAME",
+            "FILE.py:NAME of a function (model, event), absolute or inside the manifest's folder; `as` among the "
+            "options says what it gets the model as: weights, torch, onnxruntime or mxnet.",
+        ),
+    ] = ""
     hot: Annotated[
         Annotated[int, about("", ge=0, le=64)] | None,
         about("Predictors that have loaded the model ahead of need; absent: by demand."),
@@ -59,9 +70,11 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = -1
 
     def __post_init__(self) -> None:
-        stated = [key for key in ("call", "name", "function") if getattr(self, key)]
+        stated = [key for key in ("call", "name", "function", "handler") if getattr(self, key)]
         if len(stated) > 1:
             raise ValueError(f"has {' and '.join(stated)}; state one of them")
+        if self.handler:
+            self._check_handler()
         levels = self.priority_levels
         if self.default_priority_level < 0:
             msgspec.structs.force_setattr(self, "default_priority_level", (levels + 1) // 2)
@@ -69,6 +82,16 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if not least <= self.default_priority_level <= levels:
             given = self.default_priority_level
             raise ValueError(f"'default_priority_level' is {given}; write a whole number from {least} to {levels}")
+
+    def _check_handler(self) -> None:
+        """Raise ValueError for what a handler cannot have."""
+        if ".." in self.handler.split("/"):
+            raise ValueError(f"'handler' is {self.handler!r:.80}, which leaves its folder; write the file's own path")
+        form = self.options.get("as", FORMS[0])
+        if form not in FORMS:
+            raise ValueError(f"'as' of the options is {form!r:.80}; a handler gets its model as {', '.join(FORMS)}")
+        if self.max_batch_size:
+            raise ValueError("'max_batch_size' is for tensors; a handler takes one event at a time: leave it out")
 
 
 def parse_predictor(raw: object, name: str) -> PredictorSettings:

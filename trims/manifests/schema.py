@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -13,9 +14,9 @@ from trims.manifests.tensor_fields import Input, Output
 
 #: Checks of the structs beside the types of their fields.
 _BESIDE: Mapping[str, dict[str, Any]] = {
-    "ArtifactSource": {"oneOf": [{"required": [way]} for way in ("path", "uri", "package", "builder")]},
+    "ArtifactSource": {"oneOf": [{"required": [way]} for way in ("path", "uri", "package", "builder", "model")]},
     "PredictorSettings": {
-        "allOf": [{"not": {"required": two}} for two in (["call", "name"], ["call", "function"], ["name", "function"])]
+        "allOf": [{"not": {"required": list(two)}} for two in combinations(("call", "name", "function", "handler"), 2)]
     },
     "Resize": {"oneOf": [{"required": ["size"]}, {"required": ["shorter_side"]}]},
 }

@@ -137,11 +137,14 @@ class Opens:
                 is made ready to be served from its own files, as that open will be: a conversion would take the
                 processors from the program that is going to open it.
         """
+        resolved = self._resolver.known(name)
+        if resolved is None and name in self._resolver.references.known:
+            name = self._resolver.references.fresh(name)
+            resolved = self._resolver.known(name)
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
         ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)
         self._counters["opens" if lease else "prefetches"] += 1
-        resolved = self._resolver.known(name)
         if resolved is not None and (resolved.hashed or ask.anywhere):
             self._request(ask, resolved)
             return

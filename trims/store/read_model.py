@@ -270,7 +270,7 @@ class ReadModel:
     # -- names -----------------------------------------------------------------------------------------------------
 
     def image_of(self, name: str) -> NameView:
-        """Return what a name stands for, as far as that is known without looking into it."""
+        """Return what a name that is no reference stands for, as far as that is known without looking into it."""
         known = self._resolver.remembered(name)
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
@@ -328,7 +328,7 @@ class ReadModel:
             return LoadView(
                 "fetching", moved.done_bytes, moved.total_bytes, moved.fetched_bytes, running.rate, running.left_s
             )
-        known = self._resolver.remembered(name)
+        known = self._resolver.remembered(self._resolver.references.fresh(name))
         if known is None:
             return LoadView("resolving")
         where = place or known.manifest.residency.place or CPU

@@ -210,6 +210,7 @@ class Store:
         whose image the place can never hold, or what reading the artifact raises.
         """
         self.pins.check(place)
+        name = self.resolver.target(name)
         sizes = SizesAt(lambda nbytes: self._shell.never_lies_at(nbytes, place))
         key = self.key_of(name) if not pinned else self.resolver.resolve(name, Reading(sizes=sizes)).key
         self.pins.set(name, key, place, pinned=pinned)
@@ -271,13 +272,15 @@ class Store:
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """
-        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else name
+        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else self.resolver.references.fresh(name)
         known = self.resolver.remembered(name)
         key = known.key if known else self.catalog.key_of(name)
         if key is None and _KEY_BEGINS.fullmatch(name):
             key = self._key_that_begins(name)
         if key is None:
-            self.resolver.manifest(name)  # raises if there is no such model
+            target = self.resolver.target(name)  # raises if there is no such model
+            if target != name:
+                return self.key_of(target)
             raise ModelNotFoundError(f"{name!r} is registered but was never loaded here; `trims load {name}` does")
         return key
 

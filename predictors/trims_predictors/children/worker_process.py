@@ -22,6 +22,7 @@ from trims.core.errors import (
     PredictorError,
     from_code,
 )
+from trims.core.functions import raised_of
 from trims.memory.shortage import tells_of_memory
 from trims.process.messages import close_all
 from trims.trace.children import IN_FILE, ask_for_spans, take_spans, take_spans_in_file
@@ -167,8 +168,7 @@ class PredictorProcess:
         finally:
             self._forget_answer()
         if answer["op"] == "failed":
-            # JSON can spell halves of characters, which no protocol of ours can send on.
-            raise from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
+            raise _error_of(answer)
         return answer
 
     def _note_work(self, message: Message) -> None:
@@ -397,3 +397,12 @@ def _checked(answer: Message) -> Message:
         raise BadMessageError("tensors that are not described")
     check_pages(answer.get("pages", []))
     return answer
+
+
+def _error_of(answer: Message) -> TrimsError:
+    """Return the error that a process answers with, and what its code raised, if it says that."""
+    # JSON can spell halves of characters, which no protocol of ours can send on.
+    error = from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
+    if isinstance(error, PredictorError):
+        error.raised = raised_of(answer.get("raised"))
+    return error

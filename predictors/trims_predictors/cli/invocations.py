@@ -25,8 +25,7 @@ from trims_predictors.cli.call_templates import CallTemplates
 from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Deployment, load_message
 from trims_predictors.deployment.deployments import framework_of
-from trims_predictors.frameworks.handler import ANSWER, AS, EVENT
-from trims_predictors.frameworks.resolve import HANDLER
+from trims_predictors.frameworks import ANSWER, AS, EVENT, HANDLER
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Call:
         runtime_dir: Folder of the daemon's sockets.
         handler: `path/of/file.py:function`, absolute.
         model: A registered model.
-        form: What the handler gets it as: one of `faas.FORMS`.
+        form: What the handler gets it as: one of `FORMS`.
         event: JSON.
         repeat: Warm invocations after the cold one.
         compare: Whether the handler runs in a fresh Python process, too.
@@ -277,7 +276,7 @@ async def _ask(
             f"{call.handler} {late} within {call.timeout_s:g} s, and was ended; allow it more (--timeout)"
         ) from error
     except PredictorError as error:
-        raise PredictorError(f"{call.handler}: {error}") from error
+        raise PredictorError(f"{call.handler}: {error}", raised=error.raised) from error
 
 
 def _whole(stages: Mapping[str, float], total_s: float) -> Mapping[str, float]:

@@ -33,6 +33,8 @@ def code_identity(manifest: Manifest) -> str:
     leads through, and of folders below these that have modules. Looks at files; call it from a worker.
     """
     named: dict[str, None] = {}
+    if handler := manifest.predictor.handler:
+        named[os.path.join(manifest.origin, handler.rpartition(":")[0])] = None
     for module in _modules(manifest):
         named.update(dict.fromkeys(map(str, files_beside(manifest.origin, module).values())))
     if not named:

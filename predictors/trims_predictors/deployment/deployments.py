@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from trims.control import TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError, TrimsError
+from trims.core.functions import FORMS
 from trims.manifests.manifest import parse_manifest
 from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
@@ -23,11 +25,11 @@ from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Deployment
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.deployment.model_watch import ModelWatch
-from trims_predictors.frameworks import PREDICTORS
+from trims_predictors.frameworks import AS, CLASS, FUNCTION, HANDLER, PLUGIN, PREDICTORS
 from trims_predictors.tensors import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from trims.control import AsyncAdmin, Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -60,6 +62,7 @@ class _Known:
         manifest: Of the model.
         framework: Name of the framework that runs it; empty for none.
         surroundings: Its environment, and the identity of the code beside its manifest.
+        target: Manifest of the model whose artifact it has, as JSON; empty if it has its own.
         key: Of the model's image; empty while it is not known.
         asked_s: When the daemon was asked.
         looked_s: When code and environment were looked at.
@@ -70,6 +73,7 @@ class _Known:
     manifest: Manifest
     framework: str
     surroundings: tuple[Environment, str]
+    target: str
     key: str
     asked_s: float
     looked_s: float
@@ -101,6 +105,8 @@ class Deployments:
         self._processors = processors()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
+        #: Names that are asked for and have the artifact of another model: that model.
+        self._asking_of: dict[str, str] = {}
         #: Known names that something changed of since the daemon was asked last.
         self._changed: set[str] = set()
         self._watch = ModelWatch(daemon, self._mark)
@@ -133,9 +139,17 @@ class Deployments:
             return True
 
     def _mark(self, names: Iterable[str] | None) -> None:
-        """Have models asked for again at their next requests; None for all."""
+        """Have models asked for again at their next requests, and what refers to them; None for all."""
         there = self._known.keys() | self._asking.keys()
-        self._changed.update(there if names is None else there.intersection(names))
+        if names is None:
+            self._changed.update(there)
+        elif named := set(names):
+            self._changed.update(there & named, self._referring(named))
+
+    def _referring(self, models: Collection[str]) -> list[str]:
+        """Return the names whose manifests have the artifact of one of these models."""
+        found = [name for name, known in self._known.items() if known.manifest.artifact.model in models]
+        return found + [name for name, model in self._asking_of.items() if model in models]
 
     @property
     def daemon_life(self) -> object:
@@ -192,6 +206,7 @@ class Deployments:
 
     def _asked(self, name: str, ended: asyncio.Future[_Known]) -> None:
         self._asking.pop(name, None)
+        self._asking_of.pop(name, None)
         if not ended.cancelled():
             ended.exception()  # all that waited may have hung up, and asyncio would log what none has seen
 
@@ -202,8 +217,10 @@ class Deployments:
             model = await self._described(name)
             manifest = parse_manifest(model.manifest, model.origin)
             framework = framework_of(manifest, model.format)
+            of = manifest.artifact.model
+            target = "" if of is None else await self._manifest_of(name, of)
             surroundings = await asyncio.to_thread(self._surroundings, manifest, framework)  # they lie on a disk
-            deployment = self._deployment(model, manifest, framework, surroundings)
+            deployment = self._deployment(model, manifest, framework, surroundings, target)
         except ModelNotFoundError:
             self.forget(name)
             raise
@@ -215,9 +232,19 @@ class Deployments:
             self._retire(before.deployment.key)
         key, now_s = model.key or (before.key if before else ""), self._clock()
         self._known[name] = known = _Known(
-            deployment, manifest, framework, surroundings, key, asked_s, looked_s=now_s, used_s=now_s
+            deployment, manifest, framework, surroundings, target, key, asked_s, looked_s=now_s, used_s=now_s
         )
         return known
+
+    async def _manifest_of(self, name: str, of: str) -> str:
+        """Return the manifest, as JSON, of the model whose artifact another one has."""
+        self._asking_of[name] = of  # until the deployment is known
+        try:
+            return (await self._described(of)).manifest_json
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(
+                f"{name!r} has the artifact of {of!r}, which is not registered; register that (`trims add`)"
+            ) from error
 
     async def _described(self, name: str) -> Model:
         """Ask the daemon. Raises DaemonAwayError also for one that hangs, because a request waits for this."""
@@ -241,11 +268,15 @@ class Deployments:
         return known.deployment
 
     def forget(self, name: str) -> None:
-        """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
-        known = self._known.pop(name, None)
-        self._changed.discard(name)
-        if known is not None:
-            self._retire(known.deployment.key)
+        """Let the predictors of a model end when they are idle, and ask the daemon again at the next request.
+
+        Those of functions that have its artifact, too, which hold the same weights.
+        """
+        for each in (name, *self._referring((name,))):
+            known = self._known.pop(each, None)
+            self._changed.discard(each)
+            if known is not None:
+                self._retire(known.deployment.key)
 
     def make(self, model: Model) -> Deployment:
         """The deployment for a model as the daemon describes it. Looks at environments and code; call it from a worker.
@@ -253,26 +284,28 @@ class Deployments:
         Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
         """
         manifest = parse_manifest(model.manifest, model.origin)
-        framework = framework_of(manifest, model.format)
-        return self._deployment(model, manifest, framework, self._surroundings(manifest, framework))
+        framework, known = framework_of(manifest, model.format), self._known.get(model.name)
+        target = "" if known is None else known.target
+        return self._deployment(model, manifest, framework, self._surroundings(manifest, framework), target)
 
     def _surroundings(self, manifest: Manifest, framework: str) -> tuple[Environment, str]:
         return self._environment(manifest, framework), code_identity(manifest)
 
     def _deployment(
-        self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str]
+        self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str], target: str
     ) -> Deployment:
         settings, (environment, code) = manifest.predictor, surroundings
-        told = model.manifest_json + environment.python + code
+        told = model.manifest_json + environment.python + code + target
+        call, how = _predictor_of(model, manifest, framework)
         return Deployment(
             key=DeploymentKey(model.name, hashlib.sha256(told.encode()).hexdigest()[:12]),
             model=model.name,
             version=manifest.version,
-            call=settings.call or settings.name or settings.function or _predictor_for(model, framework),
-            how="plugin" if settings.name else "function" if settings.function else "class",
+            call=call,
+            how=how,
             environment=environment,
             origin=model.origin,
-            options=settings.options,
+            options=settings.options if how != HANDLER else {AS: FORMS[0], **settings.options},
             attributes=manifest.attributes,
             inputs=manifest.inputs,
             outputs=manifest.outputs,
@@ -320,7 +353,7 @@ def keeping(daemon: AsyncAdmin) -> Keep:
 def _is_ours(manifest: Manifest) -> bool:
     """Return whether the predictor is the one that trims has for the framework."""
     settings = manifest.predictor
-    return not (settings.call or settings.name or settings.function)
+    return not (settings.call or settings.name or settings.function or settings.handler)
 
 
 def _found(model: Model, manifest: Manifest) -> Signature:
@@ -341,10 +374,25 @@ def framework_of(manifest: Manifest, format_name: str) -> str:
     """The framework that runs a model; empty if nothing says it."""
     if manifest.framework is not None:
         return manifest.framework.name
+    if manifest.predictor.handler:  # whatever the model is, the handler gets it in the form that it names
+        form = manifest.predictor.options.get(AS, FORMS[0])
+        return "" if form == FORMS[0] else str(form)
     stated = manifest.artifact.format or format_name
     if "module" in manifest.artifact.options:
         return "torch"
     return _FRAMEWORK_OF_FORMAT.get(stated, "")
+
+
+def _predictor_of(model: Model, manifest: Manifest, framework: str) -> tuple[str, str]:
+    """Return what a model's predictor is made from, and how; see `trims_predictors.frameworks.resolve.make`."""
+    settings = manifest.predictor
+    if settings.handler:
+        return os.path.join(model.origin, settings.handler), HANDLER
+    if settings.name:
+        return settings.name, PLUGIN
+    if settings.function:
+        return settings.function, FUNCTION
+    return settings.call or _predictor_for(model, framework), CLASS
 
 
 def _predictor_for(model: Model, framework: str) -> str:
@@ -352,7 +400,7 @@ def _predictor_for(model: Model, framework: str) -> str:
     if call is None:
         raise NotSupportedError(
             f"nothing says what runs {model.name!r}: its manifest needs `framework: {{name: torch}}` (or onnxruntime, "
-            "mxnet), or `predictor:` with `call: package.module:Class`, `function: package.module:function` or the "
-            "`name` of an installed predictor"
+            "mxnet), or `predictor:` with `call: package.module:Class`, `function: package.module:function`, "
+            "`handler: FILE.py:NAME` or the `name` of an installed predictor"
         )
     return call

@@ -90,7 +90,10 @@ class _Seen:
 
 
 def _model_of(path: str) -> dict[str, str]:
-    _, _, rest = path.partition("/models/") if path.startswith("/v2/") else ("", "", "")
+    if path.startswith("/functions/"):
+        rest = path.removeprefix("/functions/")
+    else:
+        rest = path.partition("/models/")[2] if path.startswith("/v2/") else ""
     name = unquote(rest.partition("/")[0])
     return {"model": name[:_MOST_LETTERS]} if name else {}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Scheme of the header, in any case of its letters (RFC 7235).
 _SCHEME = "bearer"
 #: Paths that a tenant may ask for; all others are the operator's.
-_OF_TENANTS = ("/v2", "/openapi.json")
+_OF_TENANTS = ("/v2", "/functions", "/openapi.json")
 #: Tenant of the request that the running task answers; None for the operator.
 _caller: ContextVar[Tenant | None] = ContextVar("caller", default=None)
 

@@ -164,6 +164,14 @@ class Service:
         self.metrics.register(model)
         return deployment if tenant is None else deployment.for_tenant(tenant.name)
 
+    async def deployment_now(self, model: str) -> Deployment:
+        """Return as `deployment`, at once where nothing has to be asked for."""
+        return self._current(model) or await self.deployment(model)
+
+    def _current(self, model: str, version: str = "") -> Deployment | None:
+        """Return the deployment of a model for the operator, if that is known to be current."""
+        return self._deployments.current(model, version) if caller() is None and self._is_hidden() else None
+
     async def watch(self) -> None:
         """Keep what is known of models current until the task is cancelled."""
         await self._deployments.watch()
@@ -202,7 +210,7 @@ class Service:
 
         Raises as `WorkerPool.infer` and `arrange`.
         """
-        deployment, answer = await self._infer(model, version, asked, span)
+        deployment, answer = await self.answer(model, version, asked, span)
         outputs = await arrange(
             asked, answer.outputs, batches=bool(deployment.batch), shared=shared, binary=binary,
             labels=partial(self._labels.of, deployment),
@@ -227,11 +235,11 @@ class Service:
             on_part: Takes parts of the answer before it, if the model's predictor has parts.
             span: Of the request.
         """
-        deployment, answer = await self._infer(model, version, asked, span, on_part)
+        deployment, answer = await self.answer(model, version, asked, span, on_part)
         asked.chosen(answer.outputs)
         return deployment, answer
 
-    async def _infer(
+    async def answer(
         self,
         model: str,
         version: str,
@@ -239,9 +247,10 @@ class Service:
         span: RequestSpan | None,
         on_part: OnPart | None = None,
     ) -> tuple[Deployment, Answer]:
+        """Answer one request, count it, and add it to its span; the outputs are as the predictor gives them."""
         began = time.perf_counter()
         tensors, place, tenant = asked.inputs, asked.place, caller()
-        deployment = self._deployments.current(model, version) if tenant is None and self._is_hidden() else None
+        deployment = self._current(model, version)
         if deployment is None:
             self._expect(model, version, asked)
             deployment = await self.deployment(model, version)

@@ -17,3 +17,7 @@ PREDICTORS = {
     "onnxruntime": "trims_predictors.frameworks.onnxruntime:OnnxPredictor",
     "mxnet": "trims_predictors.frameworks.mxnet:MxnetPredictor",
 }
+#: Kinds of names by which a deployment names a predictor.
+CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
+#: Input and output of a handler, and the option that says what it gets its model as.
+EVENT, ANSWER, AS = "event", "answer", "as"

@@ -1,30 +1,31 @@
 """The predictor of a handler, as platforms for functions have it: `def handler(model, event)`, with JSON in and out.
 
-Its only input is `event`, and its only output `answer`: both are one element of BYTES, with JSON.
+Its only input is `event`, and its only output `answer`: both are one element of BYTES, with JSON. A CloudEvent comes as
+three elements: its attributes, the kind of its data, and the data.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from trims_client.faas import answer_text, model_as
+from trims_client.faas import answer_text, model_as, parse_event
 
-from trims.core.errors import NotSupportedError
+from trims.core.errors import CallerError, NotSupportedError
+from trims.manifests.serving import ANY, TensorType
+from trims_predictors.frameworks import ANSWER, AS, EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from trims_client.weights import Weights
 
     from trims_predictors.api import Arrays, Context
 
-EVENT, ANSWER = "event", "answer"
-#: The option that says what the handler gets its model as.
-AS = "as"
+#: Elements of a CloudEvent.
+_PARTS = 3
 
 
 class HandlerPredictor:
@@ -49,15 +50,53 @@ class HandlerPredictor:
         self._model = model_as(weights, context.options[AS], context.threads)
         _set_threads(context.threads)
 
+    def inputs(self) -> tuple[TensorType, ...]:
+        """Return the one input."""
+        return (TensorType(EVENT, "BYTES", (ANY,)),)
+
+    def outputs(self) -> tuple[TensorType, ...]:
+        """Return the one output."""
+        return (TensorType(ANSWER, "BYTES", (1,)),)
+
     def predict(self, inputs: Arrays) -> Arrays:
-        """One event. Raises what the handler raises, and PredictorError if it returns what JSON cannot hold."""
-        event = json.loads(inputs[EVENT].ravel()[0])
-        answer = answer_text(self._function(self._model, event))
+        """One event.
+
+        Raises what the handler raises, CallerError for an event that is no JSON, and PredictorError for an answer that
+        JSON cannot hold.
+        """
+        answer = answer_text(self._function(self._model, _event(inputs[EVENT].ravel())))
         return {ANSWER: np.array([answer.encode()], dtype=object)}
 
     def unload(self) -> None:
         """Let go of the model."""
         del self._model
+
+
+def _event(elements: np.ndarray[Any, Any]) -> Any:
+    """Return the event of one element, its JSON; or of three: a CloudEvent's attributes, the kind of its data, these.
+
+    Raises CallerError.
+    """
+    if len(elements) == 1:
+        return parse_event(elements[0])
+    if len(elements) != _PARTS:
+        raise CallerError(f"the input {EVENT!r} has {len(elements)} elements; send one: the event as JSON")
+    attributes, kind, data = parse_event(elements[0]), bytes(elements[1]), bytes(elements[2])
+    if not isinstance(attributes, dict) or kind not in _DATA:
+        raise CallerError(f"the input {EVENT!r} is no CloudEvent: an object of attributes, {_KINDS}, and the data")
+    return {**attributes, "data": _DATA[kind](data)}
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CallerError(f"the event's data is no text in UTF-8: {error}") from error
+
+
+#: How data of each kind becomes a value; see `trims_predictors.endpoint.cloud_events`.
+_DATA: Mapping[bytes, Callable[[bytes], Any]] = {b"json": parse_event, b"text": _text, b"bytes": bytes}
+_KINDS = "json, text or bytes"
 
 
 def _set_threads(threads: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError, NotSupportedError
 from trims_predictors.api import Predictor
+from trims_predictors.frameworks import FUNCTION, HANDLER, PLUGIN
 from trims_predictors.frameworks.function import FunctionPredictor
 from trims_predictors.frameworks.handler import HandlerPredictor
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
-#: Kinds of names by which a deployment names a predictor.
-CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
 
 
 def make(call: str, how: str, folder: str) -> Predictor:

@@ -251,4 +251,4 @@ def told_of(deployment: Deployment, remedy: str) -> Iterator[None]:
     except DeadlineError as error:
         raise DeadlineError(f"{deployment.model}: {error}; {remedy}") from error
     except PredictorError as error:
-        raise PredictorError(f"{deployment.model}: {error}") from error
+        raise PredictorError(f"{deployment.model}: {error}", raised=error.raised) from error

@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from trims.core.errors import PredictorError
+from trims.core.functions import raised
 from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
@@ -23,19 +24,31 @@ _OF_NAMESPACES = (
 )
 
 
-def failed(error: TrimsError, remedy: str = "") -> Message:
-    """Return the message about an error, with what helps against it."""
+def failed(error: TrimsError, remedy: str = "", cause: BaseException | None = None) -> Message:
+    """Return the message about an error, with what helps against it.
+
+    Args:
+        error: To report.
+        remedy: Words for what helps; empty for none.
+        cause: Exception of the model's code that it comes from, whose facts (`Raised`) are reported beside it.
+    """
     ending = f"; {remedy}" if remedy else ""
     text = f"{str(error)[: _MOST_LETTERS - len(ending)]}{ending}".encode(
         errors="replace"
     ).decode()  # halves of surrogate pairs are no text
-    return {"op": "failed", "code": error.code, "message": text}
+    message = {"op": "failed", "code": error.code, "message": text}
+    return message if cause is None else {**message, "raised": [_sendable(each) for each in raised(cause)]}
+
+
+def _sendable(fact: str | int) -> str | int:
+    return fact.encode(errors="replace").decode() if isinstance(fact, str) else fact
 
 
 def blamed(message: Message, error: BaseException) -> PredictorError:
     """Return the error of a message whose operation the model's code has failed in."""
     what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    return PredictorError(f"the predictor {what}: {told(error)}")
+    words, place = told(error)[: _MOST_LETTERS * 3 // 4], raised(error).place
+    return PredictorError(f"the predictor {what}: {words}{f' ({place})' if place else ''}")
 
 
 def confinement(error: BaseException) -> str:

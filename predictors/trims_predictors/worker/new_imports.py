@@ -20,15 +20,21 @@ def count_of_modules() -> int:
     return len(sys.modules)
 
 
-def importable_since(count: int) -> list[str]:
+def importable_since(count: int, folder: str = "") -> list[str]:
     """Return modules imported since there were so many, the last one first; not those that no other process can import.
 
     These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor reports
     the rest.
+
+    Args:
+        count: See `count_of_modules`.
+        folder: Whose modules are left out, with those below: each process imports them, because they may be edited.
+            Empty for none.
     """
     found, letters = [], 0
     for name in itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)):
-        if getattr(sys.modules[name], "__spec__", None) is None:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        if spec is None or (folder and str(spec.origin).startswith(f"{folder}/")):
             continue
         letters += len(name) + 3
         if letters > _MOST_LETTERS:

@@ -18,7 +18,7 @@ Each message but the last has a number, `request`, which its answer repeats: not
 is taken for the answer.
 
 What goes wrong in all but the last is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
-error that is not of trims's tree goes to standard error.
+error that is not of trims's tree goes to standard error, and its class, message and place are in `raised`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trims.trace.children import BEGINS, Reporter, apart
 from trims.trace.levels import Level
 from trims.trace.spans import is_recording, records
 from trims_predictors.api import Context
-from trims_predictors.frameworks import threads
+from trims_predictors.frameworks import HANDLER, threads
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.malloc import keep_memory, take_ahead
 from trims_predictors.tensors import describe, to_array, types_of
@@ -176,9 +176,8 @@ class Worker:
             answer = failed(error, self._limit_met(error))
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor gets it
             sys.stderr.write(traceback_of(error))
-            answer = failed(
-                blamed(message, error), self._limit_met(error) or (confinement(error) if self._confined else "")
-            )
+            remedy = self._limit_met(error) or (confinement(error) if self._confined else "")
+            answer = failed(blamed(message, error), remedy, error)
         answer = self._spans.add(message, answer)
         with parent_only(self._own):
             self._answer(message, answer, fd, forked=fork_count() != forks)
@@ -263,7 +262,7 @@ class Worker:
             "outputs": pipeline.outputs(),
             **_where(self._weights),
             "stages": stages.seconds,
-            "imported": importable_since(before),
+            "imported": importable_since(before, os.path.dirname(message["call"]) if message["how"] == HANDLER else ""),
             "stops": pipeline.can_stop,
         }, None
 

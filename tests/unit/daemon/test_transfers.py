@@ -265,3 +265,10 @@ def test_a_removed_model_takes_its_download_with_it_unless_another_has_it(
         transfers.forgotten(manifest)
         assert here.files["m.safetensors"].exists() == left
     wait_until(lambda: daemon.sources.remote.here(uri) is None, "it is still known")
+
+
+def test_a_model_with_the_artifact_of_another_is_not_pushed(daemon: Daemon, transfers: Transfers) -> None:
+    register(daemon, "m", "s3://bucket/m")
+    daemon.registry.put({"name": "f", "artifact": {"model": "m"}}, "")
+    with pytest.raises(CallerError, match="'f' has the artifact of 'm' and no image of its own; push 'm'"):
+        transfers.push("f", "s3://bucket/f")

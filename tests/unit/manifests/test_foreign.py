@@ -128,3 +128,14 @@ def test_what_names_files_or_code_here_stays_here_and_is_named(tmp_path: Path) -
         {"framework": {"name": "torch"}}, ["preprocess", "outputs", "inputs"],
     )  # fmt: skip
     assert portable_fields({"inputs": [{"name": "x"}]}, "") == ({"inputs": [{"name": "x"}]}, [])
+
+
+def test_a_manifest_from_elsewhere_names_no_handler_and_no_model_of_this_machine() -> None:
+    with pytest.raises(AddressRefusedError, match=r"names code \(predictor.handler: 'sub/f.py:h'\)"):
+        foreign_fields({"predictor": {"handler": "sub/f.py:h"}}, "hf://a/b")
+    with pytest.raises(AddressRefusedError, match=r"has artifact.model"):
+        foreign_manifest({"name": "m", "artifact": {"model": "b"}}, "https://host/m.yaml")
+    assert portable_fields({"predictor": {"handler": "f.py:h"}, "version": "1"}, "") == (
+        {"version": "1"},
+        ["predictor"],
+    )

@@ -156,3 +156,27 @@ def test_the_schema_takes_versions_as_editors_read_them(written: str) -> None:
 
 def test_a_manifest_survives_yaml() -> None:
     assert parse_manifest(yaml.safe_load(yaml.safe_dump(MINIMAL))) == parse_manifest(MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"artifact": {"model": "a b"}}, "write the name of a registered model"),
+        ({"artifact": {"model": "b", "path": "/x"}}, "needs exactly one of path, package, builder, uri and model"),
+        ({"artifact": {"model": "b", "format": "onnx"}}, "has 'model' and 'format', which that model states"),
+        ({"artifact": {"model": "b"}, "residency": {"pin": True}}, "has 'residency', which the model 'b' states"),
+        ({"artifact": {"model": "m"}}, "its artifact is its own"),
+        (
+            {
+                "artifact": {"model": "b"},
+                "predictor": {"handler": "f.py:h"},
+                "inputs": [{"name": "x", "dtype": "FP32", "shape": [1]}],
+            },
+            "has 'inputs' and a handler",
+        ),
+    ],
+)
+def test_what_a_reference_to_a_model_may_not_state_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        parse_manifest({"name": "m", **fields})
+    assert parse_manifest({"name": "m", "artifact": {"model": "b"}}).artifact.model == "b"

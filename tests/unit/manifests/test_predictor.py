@@ -95,3 +95,19 @@ def test_the_default_level_of_priority_is_the_one_in_the_middle_and_one_of_them(
     for wrong in ({"default_priority_level": 1}, {"priority_levels": 4, "default_priority_level": 0}):
         with pytest.raises(ManifestError, match="m: predictor: 'default_priority_level' is"):
             parse_predictor(wrong, "m")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"handler": "f.py"}, "write FILE.py:NAME"),
+        ({"handler": "../f.py:h"}, "leaves its folder"),
+        ({"handler": "f.py:h", "call": "m:C"}, "has call and handler; state one"),
+        ({"handler": "f.py:h", "options": {"as": "tensorflow"}}, "a handler gets its model as weights, torch"),
+        ({"handler": "f.py:h", "max_batch_size": 8}, "'max_batch_size' is for tensors"),
+    ],
+)
+def test_a_handler_that_cannot_be_called_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        parse_predictor(fields, "m")
+    assert parse_predictor({"handler": "/a/f.py:h"}, "m").handler == "/a/f.py:h"

@@ -41,13 +41,14 @@ from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.formats.transformers.folder import main_in
-from trims.manifests.manifest import ArtifactSource, Manifest
+from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
 from trims.sources.http import shown
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
 from trims.store.resolve.hashing import DigestNeededError, Digests, Progress, Reading
 from trims.store.resolve.mounts import mount_of, mount_of_now
+from trims.store.resolve.references import References
 from trims.store.resolve.signatures import Signatures
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
+#: Fields that manifests of older daemons did not have, and their values where they are not stated.
+_YOUNGER = (("uri", None), ("model", None), ("handler", ""))
 #: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
 _REMEMBERED = 4096
 
@@ -163,6 +166,8 @@ class Resolver:
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
+        #: Names whose manifests refer to another model's artifact.
+        self.references = References(registry, clock, _TRUST_S)
         #: Inputs and outputs of models.
         self.signatures = Signatures(catalog)
         self._superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - nothing follows
@@ -208,6 +213,22 @@ class Resolver:
         """Return what the name stood for at the last look, however long ago. Memory only: never blocks."""
         return self._known.get(name)
 
+    def target(self, name: str) -> str:
+        """Return the model that a name refers to by its manifest; else the name itself. Reads the registry.
+
+        Raises ModelNotFoundError or ManifestError.
+        """
+        return name if name.startswith(FILE_PREFIX) else self.references.target(name)
+
+    def check_reference(self, raw: Mapping[str, Any], origin: str) -> None:
+        """Raise for a manifest that refers to a model which is not there, or has no artifact of its own.
+
+        Raises ModelNotFoundError, ManifestError.
+        """
+        artifact = raw.get("artifact")
+        if isinstance(artifact, dict) and artifact.get("model"):
+            self.references.referred(parse_manifest(raw, origin))
+
     def epoch(self, name: str) -> int:
         """Return the name's epoch, which rises whenever its manifest changes or goes."""
         return self._epochs.get(name, 0)
@@ -215,20 +236,38 @@ class Resolver:
     def resolve(self, name: str, reading: Reading = ANY_READING) -> Resolved:
         """Look into the name, reading the artifact if its files changed. Slow; call it from a worker.
 
+        A name that refers to another model is answered with what that name stands for, which has its name.
+
         Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError, and what
         `reading` says.
         """
         while True:
             epoch = self.epoch(name)
             try:
-                resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
-                resolved = self._unless_converted(resolved)
+                known = name in self._known and not self._registry.changes_outside  # it has an artifact of its own
+                target = name if known else self.target(name)
+                if target != name:
+                    resolved = self.resolve(target, reading)
+                else:
+                    resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
+                    resolved = self._unless_converted(resolved)
             except TrimsError:
                 if epoch == self.epoch(name):
                     raise
                 continue  # an error about a manifest that is gone
-            if self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
+            if target != name:
+                if self._refer(name, target, epoch):
+                    return resolved
+            elif self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
                 return resolved
+
+    def _refer(self, name: str, target: str, epoch: int) -> bool:
+        """Remember what a name refers to. Return False if its manifest changed since `epoch`."""
+        with self._lock:
+            if self.epoch(name) != epoch:
+                return False
+            self.references.remember(name, target)
+            return True
 
     def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
         """Return what is known of the name, if its files are still those that were looked at; else None."""
@@ -283,6 +322,9 @@ class Resolver:
 
         Memory only: never blocks.
         """
+        if manifest.artifact.model is not None:
+            target = self.references.manifest_of(manifest)
+            return "" if target is None else self.format_known(target)
         return manifest.artifact.format or self._catalog.format_under(manifest.name, _text_of(manifest))
 
     def find_format(self, name: str) -> str:
@@ -295,8 +337,8 @@ class Resolver:
             return ""
         found = manifest.artifact.format or detect(self._main_file(manifest)).format
         if found != self.format_known(manifest):
-            self._catalog.remember_format(name, found, _text_of(manifest))
-            self._changed([name])
+            self._catalog.remember_format(manifest.name, found, _text_of(manifest))
+            self._changed([manifest.name])
         return found
 
     def where_now(self, name: str) -> str | None:
@@ -318,20 +360,22 @@ class Resolver:
         return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
 
     def manifest(self, name: str) -> Manifest:
-        """Return the registered manifest, or one made up for a path."""
+        """Return the manifest that says what a name opens: that of the model it refers to; one made up for a path."""
         if name.startswith(FILE_PREFIX):
             return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
-        return self._registry.get(name)
+        return self.references.followed(name)
 
     def forget(self, name: str) -> None:
         """Make lookups under the old manifest count no more: the manifest changed or went."""
         with self._lock:
             self._epochs[name] = self.epoch(name) + 1
             self._known.pop(name, None)
+            self.references.forget(name)
 
     def looked_stale(self, name: str) -> None:
         """Drop trust in what is known of the name, so that the next look compares its files."""
         with self._lock:
+            name = self.references.of(name)
             known = self._known.get(name)
             if known is not None:
                 self._known[name] = replace(known, checked_at_s=-math.inf)
@@ -610,8 +654,9 @@ def _text_of(manifest: Manifest) -> str:
 def _plain(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
         fields = msgspec.structs.asdict(part)
-        if fields.get("uri", "") is None:  # which manifests of older daemons did not have
-            del fields["uri"]
+        for name, absent in _YOUNGER:
+            if fields.get(name, name) == absent:
+                del fields[name]
         return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
 

@@ -17,16 +17,17 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 import trims
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.bodies import coding_for, pack, packs, read_body, read_object
+from trims_predictors.endpoint.bodies import coding_for, read_body, read_object
 from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.errands import Errands
 from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.extensions import check_unload
 from trims_predictors.endpoint.http.error_answers import add_error_answers
 from trims_predictors.endpoint.http.evaluation_routes import add_evaluation_routes
+from trims_predictors.endpoint.http.function_routes import add_function_routes
 from trims_predictors.endpoint.http.generate_routes import add_generate_routes
 from trims_predictors.endpoint.http.guard import Guard
-from trims_predictors.endpoint.http.large_responses import LargeResponse
+from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.http.openai_routes import add_openai_routes
 from trims_predictors.endpoint.http.openapi import document
 from trims_predictors.endpoint.http.page_routes import add_page_routes
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
-
-#: Answers of more bytes are packed in a thread, and sent in pieces.
-_LARGE_BYTES = 256 << 10
 
 
 def build_app(
@@ -95,6 +93,7 @@ def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> API
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
     add_generate_routes(router, service, most_body_bytes)
     add_openai_routes(router, service, most_body_bytes)
+    add_function_routes(router, service, most_body_bytes)
     _add_server_routes(router, service)
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)
@@ -220,7 +219,9 @@ async def _infer(
     texts = await workers.write(whose, [each.tensor for each in outputs if each.in_json])
     parts, json_length = write_answer(asked, answer, deployment.model, deployment.version, outputs, written=texts)
     counting.answer = answer
-    return await _response(parts, json_length, accepted)
+    if json_length is None:
+        return await packed_response(parts, accepted)
+    return await packed_response(parts, accepted, "application/octet-stream", {HEADER_LENGTH: str(json_length)})
 
 
 def _header_length(request: Request) -> str | None:
@@ -229,24 +230,6 @@ def _header_length(request: Request) -> str | None:
     if len(stated) > 1:
         raise CallerError(f"the request has {len(stated)} headers Inference-Header-Content-Length; send one")
     return next(iter(stated), None)
-
-
-async def _response(parts: list[bytes | memoryview], json_length: int | None, accepted: str) -> Response:
-    """A body, packed if the client likes that."""
-    headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
-    media_type = "application/json" if json_length is None else "application/octet-stream"
-    encoding = None
-    if sum(memoryview(part).nbytes for part in parts) <= _LARGE_BYTES:
-        content, encoding = pack(b"".join(parts), accepted)
-        parts = [content]
-    elif packs(accepted):
-        content, encoding = await asyncio.to_thread(lambda: pack(b"".join(parts), accepted))
-        parts = [content]
-    if encoding is not None:
-        headers["Content-Encoding"] = encoding
-    if len(parts) == 1 and len(parts[0]) <= _LARGE_BYTES:
-        return Response(parts[0], media_type=media_type, headers=headers)
-    return LargeResponse(parts, media_type, headers)
 
 
 def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:

@@ -1,4 +1,7 @@
-"""Answers to requests that fail: `{"error": message}` with the status of `status`."""
+"""Answers to requests that fail: `{"error": message}` with the status of `status`.
+
+The answer of a function whose handler raised has the facts of that beside the message, as `raised`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from trims.core.errors import BusyError, DrainingError, TrimsError
+from trims.core.errors import BusyError, DrainingError, PredictorError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import extension_of_path, not_offered
 from trims_predictors.endpoint.http.openai_errors import error_of, is_openai
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
+_FUNCTIONS = "/functions/"
 #: Messages that replace those of Starlette's own refusals.
 _WORDS = {
     404: "there is nothing at {path}; GET /openapi.json lists what is there",
@@ -50,6 +54,8 @@ def error_answer(request: Request, status: int, message: str, error: Exception |
 async def _trims_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TrimsError)
     answer = error_answer(request, status_of(error), str(error), error)
+    if isinstance(error, PredictorError) and error.raised and request.scope["path"].startswith(_FUNCTIONS):
+        answer = JSONResponse({"error": str(error), "raised": error.raised.facts()}, answer.status_code)
     if isinstance(error, BusyError) or answer.status_code == 503:
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, DrainingError):

@@ -67,7 +67,9 @@ class Guard:
         if may_ask_for(tenant, path):
             return None
         return error_answer(
-            request, 403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2"
+            request,
+            403,
+            f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2 and /functions",
         )
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import Response
 
+from trims_predictors.endpoint.bodies import pack, packs
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
 #: Bytes that are given to the server at once: it copies them.
 _PIECE_BYTES = 1 << 20
+#: Answers of more bytes are packed in a thread, and sent in pieces.
+_LARGE_BYTES = 256 << 10
 
 
 class LargeResponse(Response):
@@ -38,3 +43,24 @@ class LargeResponse(Response):
                 piece = part[at : at + _PIECE_BYTES].tobytes()
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def packed_response(
+    parts: Sequence[bytes | memoryview],
+    accepted: str,
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a response with a body of these parts, packed if the client likes that; see `bodies.pack`."""
+    named, encoding = dict(headers or {}), None
+    if sum(memoryview(part).nbytes for part in parts) <= _LARGE_BYTES:
+        content, encoding = pack(b"".join(parts), accepted)
+        parts = [content]
+    elif packs(accepted):
+        content, encoding = await asyncio.to_thread(lambda: pack(b"".join(parts), accepted))
+        parts = [content]
+    if encoding is not None:
+        named["Content-Encoding"] = encoding
+    if len(parts) == 1 and len(parts[0]) <= _LARGE_BYTES:
+        return Response(parts[0], media_type=media_type, headers=named)
+    return LargeResponse(parts, media_type, named)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trims
 from trims_predictors.endpoint.evaluations import LISTED_TRACES, MOST_LISTED_TRACES
 from trims_predictors.endpoint.http.openai_errors import FOLDERS, is_openai
-from trims_predictors.endpoint.http.openapi_schemas import SCHEMAS, TEXT, reference
+from trims_predictors.endpoint.http.openapi_schemas import BYTES, SCHEMAS, SECONDS, TEXT, reference
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.http.openapi_schemas import Json
@@ -53,6 +53,7 @@ def document(*, token: bool) -> Json:
                 **_model_paths(),
                 **_generate_paths(),
                 **_openai_paths(),
+                **_function_paths(),
                 **_repository_paths(),
                 **_shared_memory_paths(),
                 **_evaluation_paths(),
@@ -182,6 +183,30 @@ def _openai_paths() -> Json:
                 if status != "200":
                     response["content"]["application/json"]["schema"] = reference("OpenAIError")
     return found
+
+
+def _function_paths() -> Json:
+    errors = {**_OF_MODEL, **_OF_RUN}
+    call = _operation("Call a function with an event", "FunctionAnswer", errors, "Event")
+    call["description"] = (
+        "The body is the event, any JSON; or a CloudEvent in binary mode, whose attributes are headers (ce-id, "
+        "ce-source, ce-type, ce-specversion), and whose data is the body. The answer is JSON; to a CloudEvent, one of "
+        "the type with `.response` behind it. What the handler raised is in `raised` of the error"
+    )
+    call["responses"]["204"] = {"description": "the answer to a CloudEvent whose handler returned nothing"}
+    call["responses"]["500"] = _answer("the handler failed, or the model is broken", reference("FunctionError"))
+    options = [
+        {"name": name, "in": "header", "required": False, "schema": schema}
+        for name, schema in (
+            ("trims-deadline", SECONDS), ("trims-keep-alive", SECONDS), ("trims-priority", BYTES),
+            ("trims-place", TEXT),
+        )
+    ]  # fmt: skip
+    call["parameters"] = [_variable("function"), *options]
+    return {
+        "/functions": {"get": _operation("All functions", "Functions")},
+        "/functions/{function}": {"post": call},
+    }
 
 
 def _variable(name: str) -> Json:

@@ -72,7 +72,7 @@ _WANTED = fields(
         **_OF_SHARED,
     ),
 )
-_SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
+SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
 
 #: A value of a request in plain JSON: text, a number, a truth value, or a list of one of these.
 _VALUE: Json = {
@@ -103,6 +103,15 @@ SCHEMAS: Json = {
         outputs=items_of(_TENSOR_TYPE),
         properties={"type": "object", "additionalProperties": TEXT},
     ),
+    "Functions": fields(required=("functions",), functions=items_of(fields(
+        required=("name", "model", "as", "handler"), name=TEXT, model=TEXT, handler=TEXT, description=TEXT,
+    ))),
+    "Event": {"description": "any JSON"},
+    "FunctionAnswer": {"description": "any JSON"},
+    "FunctionError": fields(required=("error",), error=TEXT, raised=fields(
+        required=("type", "message", "file", "line", "function"), type=TEXT, message=TEXT, file=TEXT, line=BYTES,
+        function=TEXT,
+    )),
     "ModelReady": fields(required=("name", "ready"), name=TEXT, ready={"type": "boolean"}, reason=TEXT),
     "Configuration": fields(
         required=("name", "platform", "max_batch_size", "input", "output"),
@@ -120,7 +129,7 @@ SCHEMAS: Json = {
         inputs={**items_of(_INPUT), "maxItems": MOST_TENSORS},
         outputs={**items_of(_WANTED), "maxItems": MOST_TENSORS},
         parameters=only(
-            deadline=_SECONDS, keep_alive=_SECONDS, place=TEXT, priority=BYTES,
+            deadline=SECONDS, keep_alive=SECONDS, place=TEXT, priority=BYTES,
             binary_data_output={"type": "boolean"},
             timeout={**BYTES, "description": "microseconds; 0: none"},
             triton_enable_empty_final_response={"type": "boolean"},
@@ -196,5 +205,6 @@ SCHEMAS: Json = {
     ))),
     "Evicted": fields(required=("freed", "draining"), freed=items_of(TEXT), draining=items_of(TEXT)),
 }  # fmt: skip
-#: A word of Python cannot be an argument.
+#: Words of Python cannot be arguments.
 SCHEMAS["EvaluationOrder"]["properties"]["from"] = items_of(TEXT)
+SCHEMAS["Functions"]["properties"]["functions"]["items"]["properties"]["as"] = TEXT

@@ -74,7 +74,11 @@ def test_warm_invocations_use_the_same_process_and_a_fresh_one_is_another(call: 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("fail", PredictorError, r"own_handlers.py:fail: the predictor failed in predict: ZeroDivisionError: by hand"),
+        (
+            "fail",
+            PredictorError,
+            r"own_handlers.py:fail: the predictor failed in predict: ZeroDivisionError: by hand \(own",
+        ),
         ("die", PredictorError, r"own_handlers.py:die: the predictor's process ended: it exited with status 3"),
         ("answer_bytes", PredictorError, r"own_handlers.py:answer_bytes: the handler returned what JSON cannot hold"),
         ("refuse", CallerError, r"^it takes none of these"),

@@ -33,6 +33,7 @@ def code(tmp_path: Path) -> Path:
         {"predictor": {"call": "mine:Model"}},
         {"predictor": {"function": "mine:run"}},
         {"predictor": {"call": "own.part:Model"}},
+        {"predictor": {"handler": "mine.py:handler"}},
         {"preprocess": [{"call": "mine:before"}]},
         {"postprocess": [{"call": "own.part:after"}]},
     ],

@@ -503,3 +503,44 @@ def test_names_that_clients_make_up_are_not_remembered(retired: list[str]) -> No
 
     asyncio.run(work())
     assert not kept._changed
+
+
+def function(of: str = "b", **fields: Any) -> Model:
+    """A function `m` of another model."""
+    predictor = {"handler": "own/f.py:run", "options": {"as": "torch"}}
+    return model(**{"artifact": {"model": of}, "predictor": predictor, **fields})
+
+
+def test_a_function_is_its_handler_in_the_environment_of_its_form(retired: list[str]) -> None:
+    found = made(Daemon(), retired).make(function())
+    assert (found.call, found.how, found.options) == ("/folder/own/f.py:run", "handler", {"as": "torch"})
+    assert found.environment == Environment("torch")
+    bare = made(Daemon(), retired).make(function(predictor={"handler": "/f.py:run"}))
+    assert (bare.call, bare.options, bare.environment) == ("/f.py:run", {"as": "weights"}, Environment("numpy"))
+    stated = function(framework={"name": "torch"}, predictor={"handler": "/f.py:run"})
+    assert made(Daemon(), retired).make(stated).environment == Environment("torch")
+
+
+def test_a_change_of_a_model_is_one_of_its_functions(retired: list[str]) -> None:
+    daemon = Daemon(function(framework={"name": "numpy"}), model(name="b"))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        watching = asyncio.ensure_future(kept.watch())
+        await daemon.changes.put(ModelChange((), all=False, outside=False))
+        await until(lambda: kept._watch.is_complete)
+        before = await kept.of("m")
+        assert kept.current("m") is before
+        daemon.models["b"] = model(name="b", version="2.0.0")
+        await daemon.changes.put(ModelChange(("b",), all=False, outside=False))
+        await until(lambda: kept.current("m") is None)
+        assert (await kept.of("m")).key != before.key
+        assert retired == [before.key]
+        kept.forget("b")
+        assert not kept.knows("m"), "its predictors hold the same weights"
+        del daemon.models["b"]
+        with pytest.raises(ModelNotFoundError, match="'m' has the artifact of 'b', which is not registered"):
+            await kept.of("m")
+        watching.cancel()
+
+    asyncio.run(work())

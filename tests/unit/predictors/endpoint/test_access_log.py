@@ -66,6 +66,8 @@ def test_an_id_comes_back_and_lines_of_the_request_name_it_and_the_model() -> No
     headers, facts = ask("/v2/models/a b/infer", lines=False, headers={"x-request-id": "r7"})
     assert headers == {b"a": b"b", b"x-request-id": b"r7"}
     assert facts == {"request": "r7", "model": "a b"}
+    assert ask("/functions/f", lines=False)[1]["model"] == "f"
+    assert "model" not in ask("/functions", lines=False)[1]
     assert "model" not in ask("/metrics", lines=False)[1]
     assert logs.facts() == {}
 

@@ -48,3 +48,28 @@ def test_what_is_no_handler_is_told(function: Any, message: str) -> None:
 def test_a_form_that_there_is_not_is_told() -> None:
     with pytest.raises(CallerError, match="as_ is 'tensorflow'"):
         loaded(handler, "tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [("json", b"[1]", [1]), ("json", b"", None), ("text", b"a", "a"), ("bytes", b"a", b"a")],
+)
+def test_a_cloud_event_is_its_attributes_with_its_data(kind: str, data: bytes, expected: object) -> None:
+    seen: list[Any] = []
+    parts = np.array([b'{"id": "1"}', kind.encode(), data], dtype=object)
+    loaded(lambda model, event: seen.append(event)).predict({"event": parts})
+    assert seen == [{"id": "1", "data": expected}]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b"{"], [b"1", b"2"], [b"{}", b"json", b"{"], [b"{}", b"text", b"\xff"], [b"1", b"text", b""], [b"{}", b"x", b""]],
+)
+def test_an_event_that_is_none_is_the_caller_s_fault(parts: list[bytes]) -> None:
+    with pytest.raises(CallerError):
+        loaded(handler).predict({"event": np.array(parts, dtype=object)})
+
+
+def test_input_and_output_are_stated() -> None:
+    predictor = loaded(handler)
+    assert [each.name for each in (*predictor.inputs(), *predictor.outputs())] == ["event", "answer"]

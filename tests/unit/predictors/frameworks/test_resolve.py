@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fleets import SUPPORT
 from own_predictors import Echo
+from trims_predictors.frameworks import CLASS, FUNCTION, HANDLER, PLUGIN
 from trims_predictors.frameworks.function import FunctionPredictor
 from trims_predictors.frameworks.handler import HandlerPredictor
 from trims_predictors.frameworks.resolve import (
-    CLASS,
-    FUNCTION,
     GROUP,
-    HANDLER,
-    PLUGIN,
     from_file,
     imported,
     make,

@@ -23,6 +23,19 @@ def test_the_models_code_is_blamed_for_what_it_failed_in() -> None:
         assert f"the predictor {words}: " in str(error)
 
 
+def test_what_the_code_raised_is_beside_the_message_as_text() -> None:
+    message = failed(PredictorError("words"), cause=ValueError("half \ud800"))
+    assert message["raised"] == ["ValueError", "half ?", "", 0, ""]
+
+
+def test_the_place_is_in_the_words_also_of_a_long_message() -> None:
+    try:
+        raise ValueError("x" * 10_000)
+    except ValueError as error:
+        words = failed(blamed({"op": "predict"}, error))["message"]
+    assert "(test_failures.py:" in words
+
+
 def test_only_errors_that_a_namespace_causes_are_explained_by_it() -> None:
     assert "--isolation process" in confinement(OSError(errno.EROFS, "read-only"))
     assert confinement(OSError(errno.ENOENT, "missing")) == confinement(ValueError()) == ""

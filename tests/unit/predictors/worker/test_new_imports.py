@@ -48,3 +48,14 @@ def test_more_modules_than_a_message_holds_are_left_to_a_later_predictor(monkeyp
     listed = importable_since(before)
     assert 0 < sum(map(len, listed)) < MOST_BYTES
     assert listed[0].endswith(str(2 * MOST_BYTES // 100 - 1))
+
+
+def test_modules_of_a_folder_whose_files_may_be_edited_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = count_of_modules()
+    for name in ("beside", "installed"):
+        import_anew(monkeypatch, name)
+    spec = sys.modules["beside"].__spec__
+    assert spec is not None
+    spec.origin = "/srv/functions/beside.py"
+    assert importable_since(before, "/srv/functions") == ["installed"]
+    assert importable_since(before, "/srv/func") == ["installed", "beside"]

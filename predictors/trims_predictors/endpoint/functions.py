@@ -1,0 +1,129 @@
+"""Functions: registered models whose predictor is a handler, called with an event and answering with JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from trims_client.faas import parse_event
+
+from trims.core.errors import CallerError, NotSupportedError
+from trims_predictors.endpoint.infer_request import InferRequest, make_request
+from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.frameworks import ANSWER, AS, EVENT, HANDLER
+from trims_predictors.tensors import Tensor, join_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trims.control import Model
+    from trims_predictors.deployment.deployment import Answer, Deployment
+    from trims_predictors.endpoint.cloud_events import CloudEvent
+    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.service import Service
+
+#: Headers of a request -> the parameter of an inference request that says the same.
+OPTIONS = {"trims-deadline": "deadline", "trims-keep-alive": "keep_alive", "trims-priority": "priority"}
+_PLACE = "trims-place"
+
+
+def check_function(deployment: Deployment) -> None:
+    """Raise CallerError for a model that is no function."""
+    if deployment.how != HANDLER:
+        raise _no_function(deployment.model)
+
+
+def _no_function(name: str) -> CallerError:
+    return CallerError(
+        f"{name!r} is a model, and no function; ask it by POST /v2/models/{name}/infer, or register a function of it: "
+        f"`trims add FILE.py --model {name}`"
+    )
+
+
+def event_request(body: memoryview, event: CloudEvent | None, headers: Iterable[tuple[str, str]]) -> InferRequest:
+    """Return the request for a function's predictor.
+
+    Args:
+        body: JSON, or nothing for `null`; the data of a CloudEvent.
+        event: The CloudEvent; None for an event that is none.
+        headers: Of the request, with names in lower case: they may have `OPTIONS`.
+
+    Raises CallerError for an event that is no JSON, if that is small; the predictor looks at a large one. And for an
+    option that has a value which is none of its own.
+    """
+    if (event is None or event.kind == "json") and len(body) <= SMALL_BYTES:
+        parse_event(bytes(body))
+    if event is None:
+        elements = [bytes(body)]
+    else:
+        elements = [json.dumps(event.attributes).encode(), event.kind.encode(), bytes(body)]
+    tensor = Tensor(EVENT, "BYTES", (len(elements),), join_bytes(elements), checked=True)
+    return make_request([tensor], None, _options(headers), [{}], (), http=True)
+
+
+def _options(headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for header, value in headers:
+        if header == _PLACE:
+            found["place"] = value
+        elif name := OPTIONS.get(header):
+            try:
+                found[name] = int(value) if name == "priority" else float(value)
+            except ValueError:
+                raise CallerError(f"the header {header} is {value!r:.80}; it must be a number") from None
+    return found
+
+
+class Functions:
+    """Functions of a service.
+
+    Args:
+        service: Has their deployments, and answers.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def listed(self) -> list[dict[str, str]]:
+        """Return all functions; for a tenant those that it may open."""
+        return [found for model in await self._service.models() if (found := _described(model))]
+
+    async def call(self, name: str, asked: InferRequest, span: RequestSpan | None) -> tuple[memoryview, Answer]:
+        """Return the JSON that a handler answers with, and the answer that it is in.
+
+        Raises CallerError for a model that is no function, and what `Service.answer` raises.
+        """
+        await self._check(name)
+        _, answer = await self._service.answer(name, "", asked, span)
+        (output,) = (each for each in answer.outputs if each.name == ANSWER)
+        return memoryview(output.data)[_LENGTH:], answer
+
+    async def _check(self, name: str) -> None:
+        """Raise CallerError for a model that is no function, also for one that nothing runs."""
+        try:
+            check_function(await self._service.deployment_now(name))
+        except NotSupportedError as error:
+            if all(each["name"] != name for each in await self.listed()):
+                raise _no_function(name) from error
+            raise
+
+
+#: Bytes of the length before the one element of the output.
+_LENGTH = len(join_bytes([b""]))
+
+
+def _described(model: Model) -> dict[str, str]:
+    """Return what is listed of a function; nothing of a model that is none."""
+    predictor = model.manifest.get("predictor") or {}
+    handler = predictor.get("handler")
+    if not handler:
+        return {}
+    options = predictor.get("options") or {}
+    return {
+        "name": model.name,
+        "model": str(model.manifest["artifact"].get("model") or model.name),
+        "as": str(options.get(AS, "weights")),
+        "handler": os.path.basename(str(handler)),
+        "description": model.description,
+    }

@@ -1,0 +1,69 @@
+"""Functions over HTTP: `POST /functions/NAME` with an event, JSON or a CloudEvent in binary mode; `GET /functions`."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+
+from trims_predictors.endpoint.bodies import coding_for, read_body
+from trims_predictors.endpoint.cloud_events import cloud_event, response_headers
+from trims_predictors.endpoint.disconnects import unless_gone
+from trims_predictors.endpoint.functions import Functions, event_request
+from trims_predictors.endpoint.http.large_responses import packed_response
+from trims_predictors.endpoint.tracing import http_span, recorded
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
+
+if TYPE_CHECKING:
+    from trims_predictors.endpoint.metrics import Counting
+    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.service import Service
+
+PATH = "/functions"
+_ROUTE = PATH + "/{function}"
+_NO_CONTENT, _NULL = 204, b"null"
+
+
+def add_function_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    """Add the routes."""
+    functions = Functions(service)
+
+    @router.get(PATH)
+    async def listed() -> dict[str, Any]:
+        return {"functions": await functions.listed()}
+
+    async def call(request: Request) -> Response:
+        name = request.path_params["function"]
+        with (
+            service.metrics.request(name, "http") as counting,
+            recorded(request.headers.items(), f"POST {_ROUTE}", name),
+            http_span(service.tracing, request, _ROUTE, name) as span,
+        ):
+            body = await read_body(request, most_body_bytes)
+            answer = await unless_gone(request, _called(functions, request, body, name, counting=counting, span=span))
+            if span is not None:
+                span.set_status(answer.status_code)
+            return answer
+
+    router.add_route(_ROUTE, call, methods=["POST"])
+
+
+async def _called(
+    functions: Functions, request: Request, body: memoryview, name: str, *, counting: Counting, span: RequestSpan | None
+) -> Response:
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
+    coding_for(accepted)  # refused before the function has run in vain
+    event = cloud_event(request.headers.items())
+    make = partial(event_request, body, event, request.headers.items())
+    asked = await asyncio.to_thread(make) if len(body) > COPIED_AT_ONCE_BYTES else make()
+    text, answer = await functions.call(name, asked, span)
+    counting.answer = answer
+    if event is None:
+        return await packed_response([text], accepted)
+    if text.nbytes == len(_NULL) and text.tobytes() == _NULL:  # no event answers this one
+        return Response(status_code=_NO_CONTENT)
+    response = await packed_response([text], accepted)
+    response.headers.update(response_headers(event.attributes, name))
+    return response
