@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import string
 from pathlib import Path
@@ -100,7 +101,10 @@ def test_of_a_folder_with_several_files_of_weights_none_is_chosen(tmp_path: Path
 
 def test_a_state_key_becomes_an_option(tmp_path: Path) -> None:
     main = made(tmp_path / "m.pt")
-    assert manifest_for(main, "m", "net")["artifact"] == {"path": str(main), "options": {"state_key": "net"}}
+    assert manifest_for(main, "m", {"state_key": "net"})["artifact"] == {
+        "path": str(main),
+        "options": {"state_key": "net"},
+    }
 
 
 @pytest.mark.parametrize("where", ["file", "folder", "in the folder"])
@@ -116,3 +120,44 @@ def test_a_path_that_is_no_utf_8_is_refused_by_name(tmp_path: Path, where: str) 
 def test_any_latin_file_name_gives_a_name_that_a_manifest_may_have(stem: str) -> None:
     name = _name_for(Path("/models/x7") / f"m{stem}.npz")
     assert parse_manifest({"name": name, "artifact": {"path": "/m.npz"}}, "").name == name
+
+
+def test_a_folder_of_a_hugging_face_model_is_one_model_of_all_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
+    made = manifest_for(folder, None)
+    assert made["name"] == "my-model"
+    assert made["framework"] == {"name": "transformers"}
+    artifact = made["artifact"]
+    assert artifact["path"] == str(folder)
+    assert artifact["options"] == {"task": "fill-mask"}
+    assert artifact["sha256"] == {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
+    assert parse_manifest(made).name == "my-model"
+    other = manifest_for(folder, "m", {"task": "feature-extraction", "trust_remote_code": True})
+    assert other["artifact"]["options"] == {"task": "feature-extraction", "trust_remote_code": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("folder", {"task": "nothing"}), ("folder", {"state_key": "net"}), ("file", {"task": "fill-mask"})],
+)
+def test_an_option_of_another_artifact_is_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    artifact = tmp_path if name == "folder" else tmp_path / "model.safetensors"
+    with pytest.raises(CallerError, match=next(iter(options)).replace("_", "[_-]")):
+        manifest_for(artifact, "m", options)
+
+
+def test_an_architecture_without_a_task_needs_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForTomorrow"], "model_type": "bert"}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(CallerError, match="--task"):
+        manifest_for(tmp_path, None)
+    assert manifest_for(tmp_path, None, {"task": "fill-mask"})["artifact"]["options"] == {"task": "fill-mask"}

@@ -46,12 +46,12 @@ def test_an_artifact_is_sent_as_a_manifest_of_its_absolute_path(
 def test_a_state_key_is_for_artifacts_and_refused_with_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"x")
     (tmp_path / "m.yaml").write_text(json.dumps(MANIFEST))
-    request = registration.register(tmp_path / "m.pt", None, replace=False, state_key="net")
+    request = registration.register(tmp_path / "m.pt", None, replace=False, options={"state_key": "net"})
     assert yaml.safe_load(request.manifest_yaml)["artifact"]["options"] == {"state_key": "net"}
     sources: tuple[Any, ...] = (tmp_path / "m.yaml", MANIFEST)
     for source in sources:
         with pytest.raises(CallerError, match=r"is a manifest: write it there, under artifact\.options"):
-            registration.register(source, None, replace=False, state_key="net")
+            registration.register(source, None, replace=False, options={"state_key": "net"})
 
 
 def test_a_source_that_is_neither_path_nor_mapping_is_refused() -> None:

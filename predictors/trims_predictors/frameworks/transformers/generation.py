@@ -49,7 +49,7 @@ _MOST_STOPS, _MOST_STOP_LETTERS = 16, 256
 
 
 class Made(NamedTuple):
-    """What was generated for one text.
+    """Text that was generated for one text of a request.
 
     Attributes:
         text: As the request wants it.

@@ -41,7 +41,7 @@ def test_a_part_is_sent_with_the_number_of_its_request(pair: tuple[socket.socket
     assert np.frombuffer(base64.b64decode(tensor["data"]), np.int64).tolist() == [1, 2]
 
 
-def test_nothing_is_sent_that_nobody_wants(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_part_that_is_not_wanted_is_not_sent(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     unwanted = parts(ours, wanted=False)
     assert unwanted({"x": np.array([1])})

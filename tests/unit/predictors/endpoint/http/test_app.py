@@ -338,7 +338,6 @@ def test_every_inference_is_counted_also_one_that_is_wrong() -> None:
     [
         ("GET", "/v2/cudasharedmemory/region/r/status", "cuda_shared_memory"),
         ("POST", "/v2/cudasharedmemory/region/r/register", "cuda_shared_memory"),
-        ("POST", "/v2/models/m/generate", "generate"),
         ("GET", "/v2/trace/setting", "trace"),
         ("POST", "/v2/logging", "logging"),
     ],
