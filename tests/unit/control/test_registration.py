@@ -50,7 +50,7 @@ def test_a_state_key_is_for_artifacts_and_refused_with_a_manifest(tmp_path: Path
     assert yaml.safe_load(request.manifest_yaml)["artifact"]["options"] == {"state_key": "net"}
     sources: tuple[Any, ...] = (tmp_path / "m.yaml", MANIFEST)
     for source in sources:
-        with pytest.raises(CallerError, match=r"is a manifest: write it there, under artifact\.options"):
+        with pytest.raises(CallerError, match=r"is a manifest: write state_key there, under artifact\.options"):
             registration.register(source, None, replace=False, options={"state_key": "net"})
 
 
