@@ -41,7 +41,8 @@ class Process:
     def answers(self, request: str) -> None:
         self.requests.append(request)
 
-    async def ask(self, message: Mapping[str, Any], *, deadline_s: float, tensors: Any) -> Any:
+    async def ask(self, message: Mapping[str, Any], *, deadline_s: float, tensors: Any, on_part: Any) -> Any:
+        assert (on_part is not None) == bool(message.get("stream"))
         self.runs.append({**message, "deadline_s": deadline_s})
         (x,) = map(to_array, tensors)
         if (x == 666).any():
