@@ -164,6 +164,7 @@ def test_a_wrong_digest_takes_the_replica_out_of_service_until_it_is_right(
     wait_until(lambda: not states(daemon), "a copy of it stays")
     asker = Asker(daemon)
     for place in (CPU, DISK, None):
+        wait_until(lambda: not states(daemon), "the replica is being forgotten")  # until then it cannot be found again
         error = error_of(asker.ask("m", place))
         assert isinstance(error, ImageError), repr(error)
         assert f"{server.url}/bert/m.safetensors" in str(error)
