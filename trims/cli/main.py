@@ -40,7 +40,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         command: The command that is going to be parsed. If it is one of trims's own that needs no other, the commands
             of other packages are left out: looking for them takes longer than most commands.
     """
-    from trims.cli import daemon_commands, env_commands, model_commands, tools, transfer_commands
+    from trims.cli import alias_command, daemon_commands, env_commands, model_commands, tools, transfer_commands
 
     parser = argparse.ArgumentParser(prog="trims", description="A resident model store.", formatter_class=_GroupedHelp)
     parser.set_defaults(parser=parser)  # for `trims completion`
@@ -54,7 +54,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
     parser.epilog = "\n\n".join(
         [
-            _group("models", commands, model_commands.register, transfer_commands.register),
+            _group("models", commands, model_commands.register, alias_command.register, transfer_commands.register),
             _group("the daemon", commands, daemon_commands.register),
             _group("tools", commands, env_commands.register, tools.register, register_plugins, _register_help),
         ]

@@ -211,11 +211,23 @@ class Store:
         """
         self.pins.check(place)
         sizes = SizesAt(lambda nbytes: self._shell.never_lies_at(nbytes, place))
-        key = self.key_of(name) if not pinned else self.resolver.resolve(name, Reading(sizes=sizes)).key
-        self.pins.set(name, key, place, pinned=pinned)
+        if pinned:
+            resolved = self.resolver.resolve(name, Reading(sizes=sizes))
+            self.pins.set(resolved.name, resolved.key, place, pinned=True)
+        else:
+            self.pins.set(self.resolver.row_of(_with_prefix(name)), self.key_of(name), place, pinned=False)
+
+    def alias_changed(self, name: str) -> None:
+        """Have the next opens of a model look up what its aliases lead to. Leases keep what they have."""
+        self.resolver.forget(name)
+
+    def renamed(self, before: str, row: str) -> None:
+        """Keep what is known of a version, and its pins, under another row: see `Entry.row`."""
+        self.resolver.forget(before)
+        self.pins.rename(before, row)
 
     def manifest_changed(self, name: str) -> None:
-        """Make lookups of a name under its old manifest count no more."""
+        """Make lookups of a version under its old manifest count no more."""
         known = self.resolver.remembered(name)
         self.resolver.forget(name)
         if known is not None:
@@ -271,13 +283,14 @@ class Store:
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """
-        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else name
+        name = _with_prefix(name)
         known = self.resolver.remembered(name)
         key = known.key if known else self.catalog.key_of(name)
         if key is None and _KEY_BEGINS.fullmatch(name):
             key = self._key_that_begins(name)
         if key is None:
-            self.resolver.manifest(name)  # raises if there is no such model
+            key = self.catalog.key_of(self.resolver.row_of(name))  # raises if there is no such model
+        if key is None:
             raise ModelNotFoundError(f"{name!r} is registered but was never loaded here; `trims load {name}` does")
         return key
 
@@ -318,3 +331,8 @@ class Store:
         for tier in whole.tiers:
             spans.count(f"{tier.place}_bytes", tier.charged_bytes)
         spans.count("leases", whole.leases)
+
+
+def _with_prefix(name: str) -> str:
+    """Return the store's name of an absolute path; other names as they are."""
+    return f"{FILE_PREFIX}{name}" if name.startswith("/") else name
