@@ -146,12 +146,10 @@ def _registered(model: Model) -> str:
     if len(model.versions) < 2:
         return model.name
     beside = ", ".join(each for each in model.versions if each != model.version)
-    if model.is_default:
-        return f"{model.opened_as} beside {beside}; {model.name} leads to it"
-    return (
-        f"{model.opened_as} beside {beside}; {model.name} leads to the version that it led to, `trims alias "
-        f"{model.name} {model.version}` switches it"
-    )
+    leads = f"{model.name} leads to it"
+    if not model.is_default:
+        leads = f"{model.name} leads where it led, until `trims alias {model.name} {model.version}`"
+    return f"{model.name} {model.version} beside {beside}; {leads}"
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -156,7 +156,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ModelAlias:
-    """What an alias leads to.
+    """Target of an alias.
 
     Attributes:
         label: Of `name@label`; empty for the plain name.

@@ -102,7 +102,7 @@ class SqliteRegistry:
         self._shared = shared
         self._lock = threading.Lock()
         self._db = connect(path, _SCHEMA)
-        #: False for a file of an older trims on a full disk, which has the first table only and takes no changes.
+        #: Presence of all tables: a file of an older trims on a full disk has the first only, and takes no changes.
         self._is_whole = _count_of_tables(self._db) == len(_TABLES)
         try:
             self._check_version()

@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """What an alias leads to.
+    """Target of an alias.
 
     Attributes:
         version: A version of the model.
@@ -82,7 +82,7 @@ class Versions:
         if alias.version not in self.registered:
             raise ModelNotFoundError(
                 f"{reference_to(self.name, text)!r} leads to the version {alias.version!r}, which is not registered "
-                f"any more; `trims alias {reference_to(self.name, text)} VERSION` switches to one of {self.in_words()}"
+                f"any more; `trims alias {reference_to(self.name, text)} VERSION` switches it: it has {self.in_words()}"
             )
         return alias.version
 

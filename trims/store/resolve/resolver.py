@@ -160,7 +160,7 @@ class Resolver:
         self._clock = clock
         self.remote = remote
         self._addresses = Addresses(remote, catalog)
-        #: What is known of each row, and which row a name that was asked for led to, and when that was looked up.
+        #: Facts known of each row, and which row a name that was asked for led to, and when that was looked up.
         self._known: dict[str, Resolved] = {}
         self._rows: dict[str, tuple[str, float]] = {}
         self._changes_outside = registry.changes_outside
@@ -217,7 +217,7 @@ class Resolver:
 
     def epoch(self, name: str) -> int:
         """Return the epoch of a model, which rises whenever a manifest or an alias of it changes or goes."""
-        return self._epochs.get(name_of(name), 0)
+        return self._epochs.get(name_of(name) if "@" in name else name, 0)
 
     def row_of(self, name: str) -> str:
         """Return the row that a reference leads to; a path is its own. Reads the registry. Raises as `manifest`."""
@@ -251,7 +251,7 @@ class Resolver:
             reading: See `resolve`.
             asked: What the registry has now; None if it has what is remembered.
         """
-        known = self.remembered(name) if asked is None else self._known.get(asked.row)
+        known = self._known.get(self._rows.get(name, ("", 0.0))[0] if asked is None else asked.row)
         if known is not None and asked is not None and asked.manifest != known.manifest:
             return None
         if known is None or (reading.digest and not known.hashed) or self._has_gone(known):
