@@ -154,7 +154,7 @@ class Schedule:
         queue = self._queues.get(key)
         if queue is None:
             return []
-        queue.retired = not queue.jobs
+        queue.retired = True
         for predictor in queue.busy:  # a request that comes before they finish needs new ones all the same
             self._predictors[predictor].retired = True
         return [step for predictor in list(queue.idle) for step in self._stop(predictor)] + self._settle(queue)
@@ -264,7 +264,10 @@ class Schedule:
     def _released(self, predictor: int, found: Predictor) -> list[Step]:
         """A predictor has nothing to do: give it the next requests, or its slot to a queue that was there before."""
         queue = found.queue
-        if queue.retired or found.retired or self._must_yield(queue):
+        if queue.retired and not queue.jobs:
+            over = [predictor, *queue.idle]  # some may have waited for a batch to fill
+            return [step for each in over for step in self._stop(each)] + self._settle(queue)
+        if found.retired or self._must_yield(queue):
             return self._stop(predictor) + self._settle(queue)
         found.state = State.IDLE
         found.idles += 1

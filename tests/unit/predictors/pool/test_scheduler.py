@@ -510,3 +510,28 @@ def test_a_predictor_is_starting_until_it_has_loaded_or_is_told_to_end() -> None
     schedule.ready(start.predictor)
     submitted(schedule, "c")  # takes the slot of the one that loads for no request
     assert [schedule.is_starting(each) for each in (start.predictor, other.predictor)] == [False, False]
+
+
+def test_a_predictor_that_answers_what_waited_when_its_line_was_retired_ends_after_that() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    job, _ = submitted(schedule)
+    assert schedule.retire(DeploymentKey("a")) == []
+    stop, start = schedule.done(predictor)
+    assert stop == Stop(predictor)
+    assert isinstance(start, Start)
+    assert schedule.ready(start.predictor) == [Run(start.predictor, (job,))]
+    assert schedule.done(start.predictor) == [Stop(start.predictor)], "no request came since"
+
+
+def test_a_request_after_the_retirement_keeps_the_predictors_that_its_line_has_then() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    submitted(schedule)
+    schedule.retire(DeploymentKey("a"))
+    _, start = schedule.done(predictor)
+    assert isinstance(start, Start)
+    schedule.ready(start.predictor)
+    last, _ = submitted(schedule)
+    assert schedule.done(start.predictor) == [Run(start.predictor, (last,))]
+    assert schedule.done(start.predictor) == []
