@@ -47,7 +47,7 @@ def add(admin: Admin, checkpoint: Callable[..., Path]) -> Callable[..., None]:
                 "version": str(version),
                 "artifact": {"path": str(path)},
                 "predictor": {"call": "own_predictors:Scaler", **predictor},
-            }  # fmt: skip
+            }
         )
 
     return register
@@ -129,7 +129,7 @@ def test_no_request_fails_while_a_name_is_switched_under_load_and_switched_back(
         while not over.is_set():
             try:
                 seen.append(version_of(endpoint))
-            except BaseException as error:  # noqa: BLE001 - the test shows it
+            except BaseException as error:
                 failed.append(error)
                 return
 

@@ -10,7 +10,7 @@ from trims.registry.versions import PLAIN, Alias, Versions
 TWO = Versions("m", ("1", "2"), {PLAIN: Alias("1"), "stable": Alias("2", "1")})
 
 
-def test_a_version_or_label_leads_to_a_version_and_others_are_refused_with_what_there_is() -> None:
+def test_an_unknown_version_or_label_is_refused_with_what_there_is() -> None:
     assert [TWO.version_of(text) for text in ("", "1", "2", "stable")] == ["1", "1", "2", "2"]
     with pytest.raises(ModelNotFoundError, match="no version or label '3'; it has the versions 1, 2 and the labels st"):
         TWO.version_of("3")

@@ -512,7 +512,7 @@ def test_a_predictor_is_starting_until_it_has_loaded_or_is_told_to_end() -> None
     assert [schedule.is_starting(each) for each in (start.predictor, other.predictor)] == [False, False]
 
 
-def test_a_predictor_that_answers_what_waited_when_its_line_was_retired_ends_after_that() -> None:
+def test_a_predictor_for_what_waited_when_its_line_was_retired_ends_after_that() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
     job, _ = submitted(schedule)

@@ -568,7 +568,7 @@ def versions(registry: SqliteRegistry, checkpoint: Callable[..., Path], *names: 
         registry.put(raw, "")
 
 
-def test_a_name_stands_for_the_version_that_it_leads_to_from_the_moment_that_it_is_forgotten(
+def test_a_name_stands_for_the_version_that_it_leads_to_once_it_is_forgotten(
     resolver: Resolver, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path]
 ) -> None:
     versions(registry, checkpoint, "1", "2")
@@ -616,7 +616,7 @@ def test_a_switch_during_a_look_is_not_lost(
     assert looks == ["m@1", "m@2"]
 
 
-def test_a_switch_by_another_program_counts_at_the_next_look_also_while_the_version_is_opened_by_its_own_name(
+def test_a_switch_by_another_program_counts_at_the_next_look_at_the_name(
     catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     clock = [0.0]
