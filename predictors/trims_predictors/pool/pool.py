@@ -256,7 +256,7 @@ class WorkerPool:
         versions: dict[str, Counter[str]] = {}
         for key, deployment in self._deployments.items():  # of a model: places, and what its manifest said before
             models.setdefault(deployment.subject, Counter()).update(self._slots.counts(key))
-            versions.setdefault(f"{deployment.model}@{deployment.version}", Counter()).update(self._slots.counts(key))
+            versions.setdefault(f"{deployment.subject}@{deployment.version}", Counter()).update(self._slots.counts(key))
         return {
             "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
             "versions": {version: dict(counts) for version, counts in versions.items() if any(counts.values())},
