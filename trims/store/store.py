@@ -223,7 +223,7 @@ class Store:
 
     def renamed(self, before: str, row: str) -> None:
         """Keep what is known of a version, and its pins, under another row: see `Entry.row`."""
-        self.resolver.forget(before)
+        self.manifest_changed(before)
         self.pins.rename(before, row)
 
     def manifest_changed(self, name: str) -> None:
