@@ -36,6 +36,7 @@ from trims.core.policy.quotas import Quota
 from trims.core.units import parse_bytes
 from trims.documents import load_yaml
 from trims.manifests.manifest import TRUSTS
+from trims.manifests.references import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -75,8 +76,8 @@ class Tenant:
     verified: bool = False
 
     def may_open(self, model: str) -> bool:
-        """Return whether the name of a registered model is among those the tenant may open."""
-        return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+        """Return whether a registered model is among those the tenant may open, all its versions included."""
+        return any(fnmatch.fnmatchcase(name_of(model), pattern) for pattern in self.models)
 
     def check(self, model: str) -> None:
         """Raise PermissionDeniedError unless it may open the model."""

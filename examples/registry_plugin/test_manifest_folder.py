@@ -18,7 +18,9 @@ BERT = "name: bert\nartifact: {path: bert.npz}\n"
 
 
 class TestManifestFolder(RegistryContract):
-    """All that every registry must keep."""
+    """All that every registry must keep; a file is one version of a model."""
+
+    keeps_versions = False
 
     def setting(self, folder: Path) -> str:
         """See `RegistryContract.setting`."""

@@ -96,6 +96,25 @@ def mxnet_files(folder: Path) -> Path:
     return folder / "m-symbol.json"
 
 
+def transformers_folder(folder: Path) -> Path:
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:  # not imported: the conversion does it in a process of its own
+            pytest.skip(f"{name} is not installed")
+    ones, zeros = np.ones(64, "<f4"), np.zeros((8, 64), "<f4")
+    arrays = {"wte.weight": WEIGHT, "wpe.weight": zeros, "ln_f.weight": ones, "ln_f.bias": zeros[0]}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    whole = b"".join([struct.pack("<Q", len(text)), text, *(array.tobytes() for array in arrays.values())])
+    (folder / "model.safetensors").write_bytes(whole)
+    of = {"vocab_size": 32, "n_embd": 64, "n_layer": 0, "n_head": 1, "n_positions": 8}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2Model"], **of}))
+    return folder / "config.json"
+
+
 @dataclass(frozen=True)
 class Case:
     """One kind of artifact."""
@@ -118,7 +137,10 @@ CASES = {
     "torch": Case("torch", torch_file),
     "onnx": Case("onnx", onnx_file, options={"optimize": "none"}, tells_size=False),
     "mxnet": Case("mxnet", mxnet_files),
+    "transformers": Case("transformers", transformers_folder, weight="wte.weight"),
 }
+#: What an error names: a file of any of these.
+A_FILE = r"m[-.]|model\.|config\."
 
 
 SUFFIXES = [".bin", ".json", ".onnx", ".params", ".npz", ".npy", ".safetensors", ""]
@@ -173,7 +195,7 @@ def test_its_files_begin_with_the_main_one_and_are_absolute(case: Case, main: Pa
 def test_a_missing_file_is_named(case: Case, main: Path) -> None:
     for path in artifact(case, main).files:
         hidden = path.rename(path.with_suffix(".hidden"))
-        with pytest.raises(ArtifactError, match=r"m[-.]"):
+        with pytest.raises(ArtifactError, match=A_FILE):
             artifact(case, main)
         hidden.rename(path)
 
@@ -222,7 +244,7 @@ def test_a_conversion_can_be_closed_at_any_moment(case: Case, main: Path) -> Non
 def test_a_truncated_file_is_an_error_that_names_it(case: Case, main: Path, tmp_path: Path, share: float) -> None:
     *_, last = artifact(case, main).files
     os.truncate(last, int(last.stat().st_size * share))
-    with pytest.raises(TrimsError, match=r"m[-.]") as caught:
+    with pytest.raises(TrimsError, match=A_FILE) as caught:
         convert(artifact(case, main), tmp_path / "image")
     assert caught.value.code in ("bad_artifact", "conversion")
 

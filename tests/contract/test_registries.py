@@ -25,6 +25,7 @@ class TestSqliteInAFileOfItsOwn(RegistryContract):
 
 class TestARegistryOfAPlugin(RegistryContract):
     survives_restart = False
+    keeps_versions = False
 
     def setting(self, folder: Path) -> str:
         return "memory"

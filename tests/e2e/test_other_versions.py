@@ -172,6 +172,63 @@ def test_an_endpoint_of_the_one_release_serves_models_of_the_other_as_they_chang
             wait_until(lambda: _answer(url) == pytest.approx(total + 1), "the endpoint has the old code")
 
 
+@pytest.fixture
+def several(older: str, tmp_path: Path) -> tuple[Release, Release]:
+    """Return both releases, the older one first, on a folder with two versions of a model that this one registered."""
+    old, new = Release(older, tmp_path), Release("", tmp_path)
+    for version in ("1", "2"):
+        save_file({"a": np.full(8, float(version))}, tmp_path / f"m{version}.safetensors")
+        text = _MANIFEST.replace("1.0.0", version).replace("m.safetensors", f"m{version}.safetensors")
+        (tmp_path / f"m{version}.yaml").write_text(text)
+    return old, new
+
+
+def test_an_older_client_has_of_several_versions_what_the_name_leads_to(several: tuple[Release, Release]) -> None:
+    old, new = several
+    with new.started("serve", "--gpus", "none"):
+        new.trims("add", "m1.yaml", "m2.yaml")
+        new.trims("alias", "sums", "2")
+        assert old.sums("sums") == {"a": 16.0}
+        assert old.sums("sums@1") == {"a": 8.0}, "the daemon knows the name"
+        assert json.loads(old.trims("show", "sums", "--json"))["version"] == "2"
+        assert [each["version"] for each in json.loads(old.trims("list", "--json"))] == ["2", "1"]
+        old.trims("evict", "sums@1")
+        with pytest.raises(AssertionError, match="has the versions 1, 2"):
+            old.trims("rm", "sums")
+        old.trims("add", "--replace", "m2.yaml")
+        assert new.sums("sums@1") == {"a": 8.0}
+
+
+def test_a_newer_client_of_an_older_daemon_is_told_that_it_has_no_versions(several: tuple[Release, Release]) -> None:
+    old, new = several
+    with old.started("serve", "--gpus", "none"):
+        new.trims("add", "m1.yaml")
+        with pytest.raises(AssertionError, match="replace"):
+            new.trims("add", "m2.yaml")
+        with pytest.raises(AssertionError, match="trims: "):
+            new.trims("alias", "sums", "1")
+        assert new.trims("list", "--names").split() == ["sums"]
+        new.trims("rm", "sums")
+
+
+def test_an_older_daemon_refuses_several_versions_and_leaves_them_as_they_are(
+    several: tuple[Release, Release], tmp_path: Path
+) -> None:
+    old, new = several
+    with new.started("serve", "--gpus", "none"):
+        new.trims("add", "m1.yaml", "m2.yaml")
+        new.trims("alias", "sums", "2")
+    with pytest.raises(AssertionError, match="was written by another trims"):
+        old.run("-m", "trims.cli.main", "serve", "--gpus", "none")
+    with new.started("serve", "--gpus", "none"):
+        assert new.sums("sums") == {"a": 16.0}
+        new.trims("alias", "sums", "--back")
+        assert new.sums("sums") == {"a": 8.0}
+        new.trims("rm", "sums@2")
+    with old.started("serve", "--gpus", "none"):
+        assert old.sums("sums") == {"a": 8.0}, "with one version of each model, it reads the state again"
+
+
 def _answer(url: str) -> float:
     body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.0]}]}
     found: float = _asked(f"{url}/v2/models/sums/infer", json.dumps(body).encode())["outputs"][0]["data"][0]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from trims.core.lease import Lease
     from trims.core.residency.events import Event
+    from trims.registry.versions import Entry
     from trims.store.resolve.hashing import Reading
 
     from .choices import Choices
@@ -125,8 +126,8 @@ class WatchedResolver(Resolver):
     judge: Judge
     meanwhile: Callable[[], None]
 
-    def _resolve(self, name: str, reading: Reading) -> Resolved:
-        found = super()._resolve(name, reading)
+    def _resolve(self, entry: Entry, reading: Reading) -> Resolved:
+        found = super()._resolve(entry, reading)
         self.meanwhile()
         return found
 

@@ -48,11 +48,21 @@ TRANSFER_MOMENTS: dict[str, tuple[str, str, bool]] = {
     "when the lock file is written, not named": ("trims.sources.lock:os", "fsync", True),
     "when the files are recorded": ("trims.sources.lock:LockFile", "put", True),
 }
+#: Moments of death of a daemon whose models have versions.
+VERSION_MOMENTS: dict[str, tuple[str, str, bool]] = {
+    "before a version is registered": ("trims.registry.sqlite:SqliteRegistry", "put", False),
+    "when a version is registered, its rows not moved": ("trims.store.store:Store", "renamed", False),
+    "when its rows are moved": ("trims.store.store:Store", "renamed", True),
+    "before an alias is switched": ("trims.registry.sqlite:SqliteRegistry", "switch", False),
+    "when an alias is switched, not answered": ("trims.registry.sqlite:SqliteRegistry", "switch", True),
+    "when opens look up the alias": ("trims.store.store:Store", "alias_changed", True),
+    "when a version is removed, its image not retired": ("trims.store.store:Store", "retire", False),
+}
 
 
 def die_at(moment: str) -> None:
     """Replace one function by one that ends this process the hard way."""
-    where, name, after = {**MOMENTS, **DEVICE_MOMENTS, **TRANSFER_MOMENTS}[moment]
+    where, name, after = {**MOMENTS, **DEVICE_MOMENTS, **TRANSFER_MOMENTS, **VERSION_MOMENTS}[moment]
     module, _, attribute = where.partition(":")
     owner = getattr(importlib.import_module(module), attribute)
     real = getattr(owner, name)

@@ -157,3 +157,9 @@ def test_a_token_that_can_be_guessed_has_no_hash() -> None:
 def test_the_daemons_user_is_the_operator_whatever_the_file_says() -> None:
     tenants = Tenants([Tenant("blue", users=frozenset({7}))], operator=7)
     assert tenants.of_user(7) is None
+
+
+def test_a_tenant_may_open_all_versions_of_its_models() -> None:
+    blue = Tenant("blue", models=("m", "bert-*"))
+    assert all(map(blue.may_open, ("m", "m@1", "m@stable", "bert-base@2")))
+    assert not any(map(blue.may_open, ("other", "other@m", "mm@1", "@m")))

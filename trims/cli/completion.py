@@ -21,7 +21,7 @@ ENVIRONMENTS: Mapping[str, str] = {"bash": "_trims_environments", "zsh": "_trims
 PLACES: Mapping[str, str] = {"bash": "_trims_places", "zsh": "_trims_places"}
 _PLACE_NAMES = "auto cpu disk file gpu gpu:0"
 #: The daemon is asked for names; if none answers, there are none to offer.
-_NAMES = "trims list 2>/dev/null | awk 'NR > 1 { print $1 }'"
+_NAMES = "trims list --names 2>/dev/null"
 _ENVIRONMENT_NAMES = "trims env list --names 2>/dev/null"
 _FUNCTIONS: Mapping[str, str] = {
     "bash": f"""

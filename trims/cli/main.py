@@ -41,6 +41,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
             of other packages are left out: looking for them takes longer than most commands.
     """
     from trims.cli import (
+        alias_command,
         daemon_commands,
         env_commands,
         manifest_commands,
@@ -61,7 +62,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
     parser.epilog = "\n\n".join(
         [
-            _group("models", commands, model_commands.register, transfer_commands.register),
+            _group("models", commands, model_commands.register, alias_command.register, transfer_commands.register),
             _group("the daemon", commands, daemon_commands.register),
             _group(
                 "tools",

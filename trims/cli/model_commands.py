@@ -1,4 +1,4 @@
-"""Commands about models: add, list, ps, show, load, evict, pin, unpin, rm, watch."""
+"""Commands about models: add, list, ps, show, load, evict, pin, unpin, rm, watch. See `alias_command` for `alias`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     completed(add.add_argument("source", nargs="+", help=f"{text}; several are added one after the other"), FILES)
     add.add_argument("--name", help="name for one artifact or function (default: from its file, or folder)")
-    add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
+    text = "replace the manifest of the same version; one of a new version replaces what the plain name leads to"
+    add.add_argument("--replace", action="store_true", help=text)
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
     add.add_argument("--state-key", metavar="KEY", help=text)
     text = "what the folder of a Hugging Face model answers, such as fill-mask (default: what its architecture says)"
@@ -65,6 +66,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listed = _add(commands, "list", "all registered models", _list, json=True)
     text = "also where each model comes from, and downloads that no model has"
     listed.add_argument("--all", action="store_true", help=text)
+    text = "print only what models can be called: names, versions and labels"
+    listed.add_argument("--names", action="store_true", help=text)
     ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
     text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
     ps.add_argument("--token-file", type=Path, help=text)
@@ -80,7 +83,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     _model(_add(commands, "pin", "never evict a model; loads it", _pin, json=True), place=True)
     _model(_add(commands, "unpin", "take a pin back", _unpin, json=True), place=True)
-    _model(_add(commands, "rm", "forget a model and free its images", _remove, json=True))
+    what = "a model that has one version, or name@version"
+    remove = _model(_add(commands, "rm", "forget a model and free its images", _remove, json=True), what=what)
+    remove.add_argument("--all-versions", action="store_true", help="forget all versions of the model, and its labels")
     _add(commands, "watch", "print changes of state until interrupted", _watch, json=True)
 
 
@@ -100,7 +105,10 @@ def _add(
 
 
 def _model(
-    parser: argparse.ArgumentParser, *, place: bool = False, what: str = "a registered model"
+    parser: argparse.ArgumentParser,
+    *,
+    place: bool = False,
+    what: str = "a registered model: name, name@version or name@label",
 ) -> argparse.ArgumentParser:
     completed(parser.add_argument("name", help=what), MODELS)
     if place:
@@ -177,8 +185,19 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
     elif not options.lazy:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
     if not options.json:
-        say(f"registered {model.name}")
+        say(f"registered {_registered(model)}")
     return model
+
+
+def _registered(model: Model) -> str:
+    """Return what was registered, and how to switch to it if the plain name leads to another version."""
+    if len(model.versions) < 2:
+        return model.name
+    beside = ", ".join(each for each in model.versions if each != model.version)
+    leads = f"{model.name} leads to it"
+    if not model.is_default:
+        leads = f"{model.name} leads where it led, until `trims alias {model.name} {model.version}`"
+    return f"{model.name} {model.version} beside {beside}; {leads}"
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -188,10 +207,16 @@ def _list(options: argparse.Namespace) -> None:
     if options.json:
         say_json([as_json(model) for model in models])
         return
+    if options.names:
+        for each in _callable(models):
+            say(each)
+        return
+    aliased = any(len(model.versions) > 1 or model.aliases[1:] for model in models)
     rows = [
         [
             model.name,
             model.version,
+            *([", ".join(model.aliases)] if aliased else []),
             model.framework,
             model.format,
             format_bytes(model.image_bytes) if model.image_bytes else "",
@@ -201,7 +226,10 @@ def _list(options: argparse.Namespace) -> None:
         for model in models
         if not model.problem
     ]
-    columns = ("model", "version", "framework", "format", "image>", "resident at", *(("from",) if options.all else ()))
+    columns = (
+        "model", "version", *(("opened as",) if aliased else ()), "framework", "format", "image>", "resident at",
+        *(("from",) if options.all else ()),
+    )  # fmt: skip
     table(columns, rows, empty="no models are registered; `trims add` registers one")
     for model in models:
         if model.problem:
@@ -210,6 +238,13 @@ def _list(options: argparse.Namespace) -> None:
         say(f"\ndownloads that no model has, {format_bytes(unused.nbytes)} (`trims prune` removes them):")
         for folder in unused.removed:
             say(f"  {folder}")
+
+
+def _callable(models: Sequence[Model]) -> list[str]:
+    """Return everything that models can be called, sorted: a version is named where there are several."""
+    versions = [f"{model.name}@{model.version}" for model in models if len(model.versions) > 1]
+    aliases = [each for model in models for each in model.aliases]
+    return sorted({*versions, *aliases, *(model.name for model in models)})
 
 
 def _origin(model: Model) -> str:
@@ -251,6 +286,8 @@ def _show(options: argparse.Namespace) -> None:
         return
     for label, text in (
         ("model", f"{model.name} {model.version}"),
+        ("versions", ", ".join(model.versions) if len(model.versions) > 1 else ""),
+        ("opened as", ", ".join([model.opened_as, *model.aliases]) if len(model.versions) > 1 else ""),
         ("about", model.description),
         ("of model", _model_of(model)),
         ("function", _function_of(model)),
@@ -340,7 +377,7 @@ def _unpin(options: argparse.Namespace) -> None:
 
 def _remove(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        daemon.remove(options.name)
+        daemon.remove(options.name, all_versions=options.all_versions)
     say_done(options, f"{options.name} is forgotten", model=options.name, removed=True)
 
 

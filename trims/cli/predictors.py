@@ -27,11 +27,22 @@ def say_predictors(address: EndpointAddress, token_file: Path | None) -> None:
         return
     rows = [
         [model, *(str(counts.get(name, 0)) for name in ("idle", "busy", "starting", "queued"))]
-        for model, counts in sorted(state.get("models", {}).items())
+        for model, counts in sorted(_counts(state).items())
     ]
     if rows:
         say("\npredictors:")
         table(_COLUMNS, rows)
+
+
+def _counts(state: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    """Return the counts of each model, or of each version of a model that has predictors of several."""
+    models, versions = dict(state.get("models", {})), state.get("versions", {})
+    names = [each.rpartition("@")[0] for each in versions]
+    for name, version in zip(names, versions, strict=True):
+        if names.count(name) > 1:
+            models.pop(name, None)
+            models[version] = versions[version]
+    return models
 
 
 def _state(address: EndpointAddress, token_file: Path | None) -> Mapping[str, Any]:

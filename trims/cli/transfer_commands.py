@@ -92,7 +92,7 @@ def _lock(options: argparse.Namespace) -> None:
     from trims.manifests.addresses import has_secret
 
     with admin(options.runtime_dir) as daemon:
-        names = options.model or [model.name for model in daemon.models() if not model.problem]
+        names = options.model or [model.opened_as for model in daemon.models() if not model.problem]
         shown = [daemon.show(name) for name in names]
     signed = [model for model in shown if has_secret(str(model.manifest["artifact"].get("uri", "")))]
     if options.model and signed:

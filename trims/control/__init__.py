@@ -1,6 +1,7 @@
 """A typed client of the control door: models, residency and the daemon itself, blocking (`Admin`) or asyncio."""
 
 from trims.control.answers import (
+    Aliases,
     Change,
     Device,
     Evicted,
@@ -8,6 +9,7 @@ from trims.control.answers import (
     Holder,
     Loading,
     Model,
+    ModelAlias,
     Replica,
     Report,
     Residents,
@@ -20,6 +22,7 @@ from trims.control.client import Admin, AsyncAdmin, aadmin, admin
 
 __all__ = [
     "Admin",
+    "Aliases",
     "AsyncAdmin",
     "Change",
     "Device",
@@ -28,6 +31,7 @@ __all__ = [
     "Holder",
     "Loading",
     "Model",
+    "ModelAlias",
     "Replica",
     "Report",
     "Residents",

@@ -108,6 +108,9 @@ class Model:
         tensors_seen: Inputs and outputs are those of a run: others may be right as well.
         lock_json: What `trims.lock` says of its address, as it holds on any machine; empty without, and in lists.
         files: Those of its artifact that are known, the main one first; empty until it was looked into, and in lists.
+        reference: What opens this version and no other; empty from a daemon that has one version of each model.
+        aliases: What else leads to this version: the plain name, or `name@label`.
+        versions: All of the model, in the order in which they were registered.
     """
 
     name: str
@@ -128,6 +131,19 @@ class Model:
     tensors_seen: bool = False
     files: tuple[str, ...] = ()
     lock_json: str = ""
+    reference: str = ""
+    aliases: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    @property
+    def opened_as(self) -> str:
+        """Return what opens this version and no other."""
+        return self.reference or self.name
+
+    @property
+    def is_default(self) -> bool:
+        """Return whether the plain name leads to this version."""
+        return not self.versions or self.name in self.aliases
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -136,6 +152,36 @@ class Model:
             raise ManifestError(self.problem)
         found: dict[str, Any] = json.loads(self.manifest_json)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAlias:
+    """Target of an alias.
+
+    Attributes:
+        label: Of `name@label`; empty for the plain name.
+        version: That it leads to.
+        previous: What it led to before; empty if that is gone, or it never was.
+    """
+
+    label: str
+    version: str
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """Versions and aliases of a model.
+
+    Attributes:
+        name: Of the model.
+        versions: In the order in which they were registered.
+        aliases: The plain name first.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    aliases: tuple[ModelAlias, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import grpc
 
 from trims.control import orders
 from trims.control.answers import (
+    Aliases,
     Change,
     Evicted,
     Health,
@@ -98,10 +99,14 @@ class Admin(_Door):
     ) -> Model:
         """Register a model and convert it, so that its image lies on disk.
 
+        A manifest with another `version` is registered beside those of its name. The plain name goes on leading to
+        what it led to: `alias` switches it.
+
         Args:
             source: A manifest (a .yaml file, or a mapping), an artifact, or the folder of a Hugging Face model.
             name: For an artifact; by default made from its file or folder.
-            replace: Replace another manifest of the same name.
+            replace: Replace another manifest of the same version; if that is not registered, the one that the plain
+                name leads to.
             lazy: Do not convert now; the first load will.
             state_key: For a torch checkpoint: which of its values is the state dict, with dots between keys.
             task: For the folder of a Hugging Face model: what it answers (`trims.manifests.tasks`), if that is not what
@@ -128,39 +133,66 @@ class Admin(_Door):
         if not lazy:
             try:
                 if registration.is_fetched(request):
-                    self.pull(made.name, on_progress=on_progress)
+                    self.pull(made.reference or made.name, on_progress=on_progress)
                 else:
-                    self.load(made.name, "disk", on_progress=on_progress)
+                    self.load(made.reference or made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                if before is not None or not replace:  # else what it replaced is not known
-                    self._take_back(made.name, before)
+                self._take_back(made, before, replaced=replace)
                 raise
-        return self.show(made.name)
+        return self.show(made.reference or made.name)
 
-    def _known(self, name: str) -> Model | None:
-        return next((model for model in self.models() if model.name == name), None)
+    def _known(self, name: str) -> list[Model]:
+        return [model for model in self.models() if model.name == name]
 
-    def _take_back(self, name: str, before: Model | None) -> None:
-        if before is None:
-            self.remove(name)
-            return
+    def _take_back(self, made: Any, before: Sequence[Model], *, replaced: bool) -> None:
         from trims.control import registration
 
-        with self._errors():
-            self._stub.Register(registration.register_again(before))
+        old = registration.replaced_by(made, before, replaced=replaced)
+        if old is not None:
+            with self._errors():
+                self._stub.Register(registration.register_again(old))
+        elif not replaced:  # else what it replaced is not known
+            self.remove(made.reference or made.name)
 
-    def remove(self, name: str) -> None:
-        """Forget a name; its image goes once no lease holds it and no other name stands for it.
+    def remove(self, name: str, *, all_versions: bool = False) -> None:
+        """Forget a version of a model; its image goes once no lease holds it and no other name stands for it.
 
-        Raises ModelNotFoundError.
+        Args:
+            name: `name@version`; or a plain name, which forgets a model that has one version.
+            all_versions: Forget the model with all its versions and aliases.
+
+        Raises:
+            ModelNotFoundError: There is no such version.
+            InUseError: An alias leads to it and there are others, or a plain name has several versions.
         """
         with self._errors():
-            self._stub.Unregister(orders.message(pb.NameRequest, name=name))
+            self._stub.Unregister(orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions))
+
+    def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
+        """Show or switch what a name leads to, at once for all new opens. Leases keep what they have.
+
+        Args:
+            name: Of a model, or `name@label`: a label is made if it is not there.
+            version: That it leads to from now on. Without it, and the others, nothing is switched.
+            back: Lead to what it led to before its last switch.
+            remove: Remove the label.
+
+        Returns:
+            What the model has then.
+
+        Raises:
+            ModelNotFoundError: There is no such model, version or label.
+            CallerError: The label is called as a version; there is nothing to switch back to; a plain name is removed.
+            NotSupportedError: The daemon is older, or its registry keeps one version of each model.
+        """
+        request = orders.message(pb.AliasRequest, name=name, version=version, back=back, remove=remove)
+        with self._errors():
+            return read(Aliases, self._stub.Alias(request))
 
     def models(self) -> list[Model]:
-        """Return all registered models."""
+        """Return all registered versions of all models; of each model the one that its plain name leads to first."""
         with self._errors():
             return [read(Model, each) for each in self._stub.List(_NOTHING).models]
 
@@ -404,33 +436,39 @@ class AsyncAdmin(_Door):
         if not lazy:
             try:
                 if registration.is_fetched(request):
-                    await self.pull(made.name, on_progress=on_progress)
+                    await self.pull(made.reference or made.name, on_progress=on_progress)
                 else:
-                    await self.load(made.name, "disk", on_progress=on_progress)
+                    await self.load(made.reference or made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                if before is not None or not replace:
-                    await self._take_back(made.name, before)
+                await self._take_back(made, before, replaced=replace)
                 raise
-        return await self.show(made.name)
+        return await self.show(made.reference or made.name)
 
-    async def _known(self, name: str) -> Model | None:
-        return next((model for model in await self.models() if model.name == name), None)
+    async def _known(self, name: str) -> list[Model]:
+        return [model for model in await self.models() if model.name == name]
 
-    async def _take_back(self, name: str, before: Model | None) -> None:
-        if before is None:
-            await self.remove(name)
-            return
+    async def _take_back(self, made: Any, before: Sequence[Model], *, replaced: bool) -> None:
         from trims.control import registration
 
-        with self._errors():
-            await self._stub.Register(registration.register_again(before))
+        old = registration.replaced_by(made, before, replaced=replaced)
+        if old is not None:
+            with self._errors():
+                await self._stub.Register(registration.register_again(old))
+        elif not replaced:  # else what it replaced is not known
+            await self.remove(made.reference or made.name)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, all_versions: bool = False) -> None:
         """See `Admin.remove`."""
         with self._errors():
-            await self._stub.Unregister(orders.message(pb.NameRequest, name=name))
+            await self._stub.Unregister(orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions))
+
+    async def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
+        """See `Admin.alias`."""
+        request = orders.message(pb.AliasRequest, name=name, version=version, back=back, remove=remove)
+        with self._errors():
+            return read(Aliases, await self._stub.Alias(request))
 
     async def models(self) -> list[Model]:
         """See `Admin.models`."""

@@ -21,6 +21,7 @@ from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from trims.control.answers import Model
 
@@ -61,6 +62,18 @@ def register(
 def register_again(model: Model) -> pb.RegisterRequest:
     """Put back the manifest that a model had."""
     return _registration(model.manifest, model.origin, replace=True)
+
+
+def replaced_by(made: pb.Model, before: Sequence[Model], *, replaced: bool) -> Model | None:
+    """Return which of the versions that a model had before was replaced by a registration; None for none.
+
+    Args:
+        made: What was registered.
+        before: Versions that were registered before, that of the plain name first.
+        replaced: Whether another one might be replaced.
+    """
+    same = next((model for model in before if model.version == made.version), None)
+    return same or (before[0] if replaced and before else None)
 
 
 def _fetched(address: str, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

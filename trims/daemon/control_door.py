@@ -31,7 +31,9 @@ from trims.core.place import CPU, Place
 from trims.core.replica import State
 from trims.daemon import views
 from trims.daemon.check import check_store
+from trims.daemon.registrations import Registrations
 from trims.daemon.sockets import SocketName
+from trims.manifests.references import name_of, reference_to
 from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims.registry.base import parse_yaml
 from trims.store.pending_requests import Loaded
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
     from trims.daemon.transfers import Pushing, Transfers
-    from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
+    from trims.registry.versions import Entry
     from trims.store.model_changes import Subscription
     from trims.store.pending_requests import Pending
     from trims.store.store import Store
@@ -139,6 +141,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
         self._transfers = transfers
+        self._registrations = Registrations(store, registry, transfers)
         self._waits_for = waits_for
         self._started_at_s = time.monotonic()
         self._stopping = False
@@ -168,53 +171,41 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
         raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
-        self._store.resolver.check_reference(raw, request.origin)
-        manifest = self._registry.put(raw, request.origin, replace=request.replace)
-        if manifest.artifact.model is None:
-            self._store.manifest_changed(manifest.name)
-        else:  # the name stands for no image of its own any more
-            self._store.retire(manifest.name)
-        self._model_changes.tell([manifest.name])
-        return self._model(manifest)
+        return self._model(self._registrations.register(raw, request.origin, replace=request.replace))
 
     @_guarded
-    def Unregister(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Empty:
-        """Forget a name."""
-        manifest = self._known_manifest(request.name)
-        self._registry.remove(request.name)
-        self._store.retire(request.name)
-        if manifest is not None:
-            self._transfers.forgotten(manifest)
-        self._model_changes.tell([request.name])
+    def Unregister(self, request: pb.UnregisterRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Forget a version of a model, or all."""
+        self._registrations.unregister(request.name, every=request.all_versions)
         return pb.Empty()
 
-    def _known_manifest(self, name: str) -> Manifest | None:
-        """Return a model's manifest; None if it cannot be read."""
-        try:
-            return self._registry.get(name)
-        except ManifestError:
-            return None
+    @_guarded
+    def Alias(self, request: pb.AliasRequest, context: grpc.ServicerContext) -> pb.AliasReply:
+        """Show, switch, switch back or remove an alias."""
+        return views.aliases(
+            self._registrations.alias(request.name, request.version, back=request.back, remove=request.remove)
+        )
 
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
         """Return all registered models. One whose manifest cannot be read hides no other."""
-        listed = (self._listed(name, context) for name in self._registry.names())
+        listed = (self._listed(row, context) for row in self._registry.rows())
         return pb.ModelList(models=[model for model in listed if model is not None])
 
-    def _listed(self, name: str, context: grpc.ServicerContext) -> pb.Model | None:
+    def _listed(self, row: str, context: grpc.ServicerContext) -> pb.Model | None:
         if self._stopping or not context.is_active():  # a registry may take long for each
             raise LostPeerError("the daemon ends, or the client has gone, before all models were listed")
         try:
-            return self._model(self._registry.get(name))
+            return self._model(self._registry.find(row))
         except ModelNotFoundError:
             return None  # it was removed meanwhile
         except ManifestError as error:
-            return pb.Model(name=name, problem=str(error))
+            return pb.Model(name=name_of(row), reference=row, problem=str(error))
 
     @_guarded
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
         """Return one model, with the histories of its replicas."""
-        described = self._model(self._registry.get(request.name), story=True)
+        described = self._model(self._registry.find(request.name), story=True)
         described.lock_json = self._transfers.locked(request.name)
         described.format = described.format or self._store.find_format(request.name)
         return described
@@ -222,11 +213,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
         """Keep the inputs and outputs of a run, unless the name stands for another image by now."""
-        keys = self._read.keys_of(_opened(self._registry.get(request.name)))
+        keys = self._read.keys_of(self._store.resolver.row_of(request.name))
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
             self._store.resolver.signatures.learn(keys, found)
-            self._model_changes.tell(name for key in keys if key for name in self._read.names_of(key))
+            self._model_changes.tell(name_of(row) for key in keys if key for row in self._read.names_of(key))
         return pb.Empty()
 
     # -- residency -------------------------------------------------------------------------------------------------
@@ -422,34 +413,39 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         if not context.add_callback(self._streams.release):
             self._streams.release()  # the client is gone already
 
-    def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
-        image, connections = self._read.image_of(_opened(manifest)), self._attach.connections()
+    def _opened_row(self, entry: Entry) -> str:
+        """Return the row that an open of this one opens: it may have the artifact of another model."""
+        found = self._store.resolver.references.entry_of(entry.manifest)
+        return entry.row if found is None else found.row
+
+    def _model(self, entry: Entry, *, story: bool = False) -> pb.Model:
+        manifest, versions = entry.manifest, self._registry.versions(entry.manifest.name)
+        image, connections = self._read.image_of(self._opened_row(entry)), self._attach.connections()
         replicas = self._read.replicas_of(image, story=story)
         # A list of thousands of models would read a row for each, once a second for the web page.
         signature = self._read.signature_of(image) if story else NO_SIGNATURE
+        raw = self._registry.raw(entry.row)
         return pb.Model(
             name=manifest.name,
+            reference=reference_to(manifest.name, manifest.version) if "version" in raw else entry.row,
+            aliases=versions.leading_to(manifest.version),
+            versions=versions.registered,
             version=manifest.version,
             description=manifest.description,
             license=manifest.license,
             origin=manifest.origin,
             framework=manifest.framework.name if manifest.framework else "",
-            format=image.format or self._read.format_of(manifest),
+            format=image.format or self._read.format_of(entry.row, manifest),
             key=image.key,
             image_bytes=image.nbytes,
             in_memory=self._read.in_memory(image),
-            manifest_json=json.dumps(self._registry.raw(manifest.name), sort_keys=True),
+            manifest_json=json.dumps(raw, sort_keys=True),
             replicas=[views.replica(view, connections) for view in replicas],
             inputs=views.tensors(signature.inputs),
             outputs=views.tensors(signature.outputs),
             tensors_seen=signature.seen,
             files=map(str, image.files) if story else (),
         )
-
-
-def _opened(manifest: Manifest) -> str:
-    """Return the name of the model that an open of this one opens: it may have the artifact of another."""
-    return manifest.artifact.model or manifest.name
 
 
 def _parsed(text: str) -> Any:

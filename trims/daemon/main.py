@@ -44,6 +44,7 @@ from trims.registry.opening import open_registry
 from trims.store.assembly import StoreSettings, build_store
 from trims.store.catalog import Catalog
 from trims.store.resolve.resolver import Resolver
+from trims.store.rows import restore_rows
 from trims.tenants import read_tenants
 from trims.tiers.base import TierSettings
 from trims.tiers.cpu import CpuTier
@@ -182,6 +183,7 @@ class Daemon:
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
         undo.callback(self.catalog.close)
+        restore_rows(self.registry, self.catalog)
         self.endpoint = endpoint_of(config)
         self.sources = Sources(config, self.catalog)
         undo.callback(self.sources.close)

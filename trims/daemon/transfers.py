@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trims.daemon.sources import Sources
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
+    from trims.registry.versions import Entry
     from trims.sources.fetcher import Moved, Running
     from trims.sources.remote import Fetched
     from trims.store.store import Store
@@ -109,7 +110,8 @@ class Transfers:
 
         Raises CallerError for a model without an address.
         """
-        uri = self._registry.get(name).artifact.uri
+        entry = self._registry.find(name)
+        name, uri = entry.row, entry.manifest.artifact.uri
         if uri is None:
             raise CallerError(f"{name} is not fetched from anywhere: its manifest names no address (`artifact.uri`)")
         pulling, work = Pulling(Pending()), (name, uri, update)
@@ -155,13 +157,15 @@ class Transfers:
 
     def _named(self, uri: str) -> list[str]:
         """Return the models whose manifests name an address."""
-        return [name for name in self._registry.names() if _uri_of(self._registry, name) == uri]
+        return [row for row in self._registry.rows() if _uri_of(self._registry, row) == uri]
 
     def _take_fields(self, name: str, image: ImageDescription) -> None:
         """Take over what a pushed image says of its model, where the manifest here says nothing."""
         manifest, raw = self._registry.get(name), self._registry.raw(name)
         fields = foreign_fields(image.manifest, str(manifest.artifact.uri), manifest.origin)
         more = {field: value for field, value in fields.items() if field not in raw}
+        if len(self._registry.versions(manifest.name).registered) > 1:
+            more.pop("version", None)  # it would be another one
         if more:
             self._registry.put({**raw, **more}, manifest.origin, replace=True)
             self._store.manifest_changed(name)
@@ -196,27 +200,27 @@ class Transfers:
         address = check_address(address)
         if scheme_of(address) not in PUSHED:
             raise NotSupportedError(f"models are pushed to {', '.join(f'{each}://' for each in PUSHED)}, not {address}")
-        manifest, pushing = self._registry.get(name), Pushing()
-        if (model := manifest.artifact.model) is not None:
+        entry, pushing = self._registry.find(name), Pushing()
+        if (model := entry.manifest.artifact.model) is not None:
             raise CallerError(f"{name!r} has the artifact of {model!r} and no image of its own; push {model!r}")
-        work = (pushing, manifest, address, replace)
+        work = (pushing, entry, address, replace)
         threading.Thread(target=self._run, args=work, name="trims-push", daemon=True).start()
         return pushing
 
-    def _run(self, pushing: Pushing, manifest: Manifest, address: str, replace: bool) -> None:
+    def _run(self, pushing: Pushing, entry: Entry, address: str, replace: bool) -> None:
         try:
-            self._push(pushing, manifest, address, replace)
+            self._push(pushing, entry, address, replace)
         except BaseException as error:  # noqa: BLE001 - raised to who waits
             pushing.error = error
         finally:
             pushing.over.set()
 
-    def _push(self, pushing: Pushing, manifest: Manifest, address: str, replace: bool) -> None:
+    def _push(self, pushing: Pushing, entry: Entry, address: str, replace: bool) -> None:
         session = self._store.begin_session()
         try:
-            granted = self._lease(manifest.name, session)
-            fields, left = portable_fields(self._registry.raw(manifest.name), manifest.origin)
-            described = self._described(manifest, granted, fields)
+            granted = self._lease(entry.row, session)
+            fields, left = portable_fields(self._registry.raw(entry.row), entry.manifest.origin)
+            described = self._described(entry, granted, fields)
             order = {"address": address, "nbytes": granted.nbytes, "image": described, "replace": replace}
 
             def tell(moved: Moved) -> None:
@@ -256,12 +260,12 @@ class Transfers:
         assert isinstance(granted, Granted), "an open asks for a lease"
         return granted
 
-    def _described(self, manifest: Manifest, granted: Granted, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _described(self, entry: Entry, granted: Granted, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description of an image, but for its checksums."""
         record = self._store.catalog.image(granted.key)
-        format_ = self._store.read.format_of(manifest) or "safetensors"
+        format_ = self._store.read.format_of(entry.row, entry.manifest) or "safetensors"
         return {
-            "name": manifest.name,
+            "name": entry.manifest.name,
             "key": granted.key,
             "digest": granted.digest,
             "nbytes": granted.nbytes,
@@ -284,7 +288,7 @@ class Transfers:
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
-        remote, uris = self._sources.remote, {_uri_of(self._registry, name) for name in self._registry.names()}
+        remote, uris = self._sources.remote, {_uri_of(self._registry, row) for row in self._registry.rows()}
         if not remote.is_idle and not dry_run:
             raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
         unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if not self._has(folder, uris)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
     from trims.daemon.transfers import Pushing
+    from trims.registry.versions import Versions
     from trims.sources.fetcher import Running
     from trims.store.read_model import AccountView, LoadView, ReadModel, ReplicaView
     from trims.tenants import Tenants
@@ -160,6 +161,18 @@ def transfer(running: Running) -> pb.Transfer:
         fetched_bytes=moved.fetched_bytes, bytes_per_s=running.rate, left_s=running.left_s,
         trouble=moved.trouble,
     )  # fmt: skip
+
+
+def aliases(versions: Versions) -> pb.AliasReply:
+    """Return the versions and aliases of a model."""
+    return pb.AliasReply(
+        name=versions.name,
+        versions=versions.registered,
+        aliases=[
+            pb.ModelAlias(label=label, version=alias.version, previous=alias.previous)
+            for label, alias in sorted(versions.aliases.items())
+        ],
+    )
 
 
 def change(changed: Changed, names: Sequence[str]) -> pb.Change:

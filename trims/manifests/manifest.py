@@ -27,7 +27,7 @@ from trims.manifests.tensor_fields import parse_inputs, parse_outputs
 #: Names that repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
 _NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z"
 #: `1.2.3`, `v1.2.3`, `2024-11-01`, or a whole number as in Triton's repositories, whose tools understand no other.
-_VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z"
+VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z"
 #: More than 128 decimal digits have; Python prints no number of any length.
 _MAX_VERSION_BITS = 426
 _SHA256 = r"^[0-9a-f]{64}\Z"
@@ -203,10 +203,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     ]
     artifact: ArtifactSource
     version: Annotated[
-        Annotated[str, matching(_VERSION, "letters, digits, '.', '_', '+' and '-'")],
+        Annotated[str, matching(VERSION_PATTERN, "letters, digits, '.', '_', '+' and '-'")],
         written(
             _version,
-            {"anyOf": [{"type": "string", "pattern": _VERSION}, {"type": "number", "minimum": 0}]},
+            {"anyOf": [{"type": "string", "pattern": VERSION_PATTERN}, {"type": "number", "minimum": 0}]},
             "1.2.3, v1.2.3, 2024-11-01, 1 or 1.10: in YAML without quotes, too, and kept as it is written.",
         ),
     ] = "0.0.0"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from trims.registry.versions import Entry, Versions
+
 _MAX_MANIFEST_BYTES = 1 << 20
 #: Fields that look like numbers: `version: 1.10` is not 1.1.
 _WRITTEN_AS_TEXT = (("version",), ("framework", "version"))
@@ -43,8 +45,8 @@ class RegistrySettings:
 
 
 @runtime_checkable
-class Registry(Protocol):
-    """Names to manifests.
+class ManifestRegistry(Protocol):
+    """Names to manifests, one for each name: what a plug-in provides at least.
 
     All methods may be called from several threads at once: the workers that look into names, and the workers of the
     control door. The thread that serves sessions calls none. A method may block; a registry of a plug-in is given ten
@@ -101,6 +103,54 @@ class Registry(Protocol):
         ...
 
 
+@runtime_checkable
+class Registry(ManifestRegistry, Protocol):
+    """Names to manifests, with several versions of a model side by side.
+
+    `get` and `raw` take references: a name, `name@version` or `name@label`. `put` registers a manifest with a new
+    version beside those that are there. With `replace` it replaces the registered manifest of the same version; a
+    version that is not registered takes the place of the one that the plain name leads to, and aliases follow.
+
+    A registry of a plug-in that has the methods of `ManifestRegistry` only keeps one version of each model
+    (`trims.registry.one_version`).
+    """
+
+    def find(self, reference: str) -> Entry:
+        """Return the registered version that a reference leads to, at one moment. Raises what `get` does."""
+        ...
+
+    def versions(self, name: str) -> Versions:
+        """Return all versions and aliases of a model. Raises ModelNotFoundError."""
+        ...
+
+    def rows(self) -> list[str]:
+        """Return the rows of all registered versions, by name; that of the plain name's version first."""
+        ...
+
+    def switch(self, name: str, label: str, version: str) -> Versions:
+        """Have an alias lead to a version, in one transaction, and return what the model has then.
+
+        Args:
+            name: Of the model.
+            label: Made if it is not there; empty for the plain name.
+            version: That is registered; empty for what the alias led to before.
+
+        Raises ModelNotFoundError, CallerError.
+        """
+        ...
+
+    def remove_label(self, name: str, label: str) -> Versions:
+        """Remove a label, and return what the model has then. Raises ModelNotFoundError, CallerError."""
+        ...
+
+    def remove_version(self, reference: str, *, every: bool = False) -> None:
+        """Forget one version of a model, or with `every` all. `remove` forgets a model that has one version.
+
+        Raises ModelNotFoundError, CallerError, and InUseError while an alias leads to the version and others are there.
+        """
+        ...
+
+
 def check_manifest(raw: dict[str, Any], origin: str) -> Manifest:
     """Return the manifest that a mapping states. Raises ManifestError, also for a value that JSON cannot carry."""
     manifest = parse_manifest(raw, origin)
@@ -124,10 +174,11 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
 
 
 def taken_name(name: str) -> ModelExistsError:
-    """Return the error for a name that has another manifest."""
+    """Return the error for a name, or a version of one, that has another manifest."""
     return ModelExistsError(
-        f"{name!r} is registered with another manifest; replace it (`trims add --replace`), remove it first "
-        f"(`trims rm {name}`), or register this one under another name (`--name` for an artifact)"
+        f"{name!r} is registered with another manifest; give this one a `version` of its own, replace the other "
+        f"(`trims add --replace`), remove that first (`trims rm {name}`), or register this one under another name "
+        "(`--name` for an artifact)"
     )
 
 

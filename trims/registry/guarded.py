@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trims.core.errors import DeadlineError, InternalError, TrimsError
 from trims.manifests.manifest import Manifest
+from trims.manifests.references import name_of
+from trims.registry.versions import Entry, Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,39 @@ class Guarded:
         """See `Registry.remove`."""
         self._call("remove", lambda: self._inner.remove(name), name)
 
+    def find(self, reference: str) -> Entry:
+        """See `Registry.find`."""
+        found: object = self._call("find", lambda: self._inner.find(reference), reference)
+        if not isinstance(found, Entry) or name_of(found.row) != name_of(reference):
+            raise self._wrong("find", found, f"the Entry of {reference!r}")
+        self._manifest("find", found.manifest, reference)
+        return found
+
+    def versions(self, name: str) -> Versions:
+        """See `Registry.versions`."""
+        return self._versions("versions", name, self._call("versions", lambda: self._inner.versions(name), name))
+
+    def rows(self) -> list[str]:
+        """See `Registry.rows`."""
+        found: object = self._call("rows", self._inner.rows)
+        if not isinstance(found, list) or not all(isinstance(row, str) for row in found):
+            raise self._wrong("rows", found, "a list of names")
+        return list(found)
+
+    def switch(self, name: str, label: str, version: str) -> Versions:
+        """See `Registry.switch`."""
+        found = self._call("switch", lambda: self._inner.switch(name, label, version), name)
+        return self._versions("switch", name, found)
+
+    def remove_label(self, name: str, label: str) -> Versions:
+        """See `Registry.remove_label`."""
+        found = self._call("remove_label", lambda: self._inner.remove_label(name, label), name)
+        return self._versions("remove_label", name, found)
+
+    def remove_version(self, reference: str, *, every: bool = False) -> None:
+        """See `Registry.remove_version`."""
+        self._call("remove_version", lambda: self._inner.remove_version(reference, every=every), reference)
+
     def close(self) -> None:
         """See `Registry.close`. What goes wrong is logged: the daemon ends all the same."""
         try:
@@ -92,7 +127,13 @@ class Guarded:
         except TrimsError as error:
             log.warning("%s", error)
 
-    def _manifest(self, method: str, found: object, name: object) -> Manifest:
+    def _versions(self, method: str, name: str, found: object) -> Versions:
+        if not isinstance(found, Versions) or found.name != name:
+            raise self._wrong(method, found, f"the Versions of {name!r}")
+        return found
+
+    def _manifest(self, method: str, found: object, reference: object) -> Manifest:
+        name = name_of(reference) if isinstance(reference, str) else reference
         if not isinstance(found, Manifest) or found.name != name:
             raise self._wrong(method, found, f"the Manifest of {name!r}")
         return found

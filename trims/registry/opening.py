@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.plugins import Kind
-from trims.registry.base import Registry, RegistrySettings
+from trims.registry.base import ManifestRegistry, Registry, RegistrySettings
 from trims.registry.guarded import Guarded
+from trims.registry.one_version import OneVersion
 from trims.registry.sqlite import open_sqlite
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from trims.plugins import Choice
 
+#: Members of a `ManifestRegistry`; a registry that lacks others of `Registry` keeps one version of each model.
 _MEMBERS = ("put", "get", "raw", "names", "remove", "close", "changes_outside")
 
 
@@ -23,7 +25,9 @@ def open_registry(choice: Choice, state_dir: Path) -> Registry:
     Raises ConfigError, also with the plug-in's name and the cause if that cannot be opened.
     """
     opened = KIND.open(choice, RegistrySettings(state_dir, choice.argument))
-    return Guarded(opened.part, opened.where) if opened.where else opened.part
+    part = opened.part
+    registry = part if isinstance(part, Registry) else OneVersion(part, opened.where or str(choice))
+    return Guarded(registry, opened.where) if opened.where else registry
 
 
 def find_plugin(choice: Choice) -> str:
@@ -41,4 +45,4 @@ def _wrong(part: object, settings: RegistrySettings) -> str:
 
 
 GROUP = "trims.registries"
-KIND: Kind[RegistrySettings, Registry] = Kind(GROUP, "registry", {"sqlite": open_sqlite}, _wrong)
+KIND: Kind[RegistrySettings, ManifestRegistry] = Kind(GROUP, "registry", {"sqlite": open_sqlite}, _wrong)

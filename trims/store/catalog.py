@@ -219,6 +219,10 @@ class Catalog:
             if self._keeps_formats:
                 self._remember("INSERT OR REPLACE INTO formats VALUES (?, ?, ?)", (name, found, manifest))
 
+    def models(self) -> dict[str, str]:
+        """Return the names that are no paths, each with the manifest, as JSON, under which it was looked into last."""
+        return {name: manifest for name, (_, manifest) in self._keys.items() if not name.startswith(FILE_PREFIX)}
+
     def names_of(self, key: str) -> list[str]:
         """Return all names that stand for this image."""
         return sorted(self._names.get(key, ()))
@@ -238,6 +242,23 @@ class Catalog:
         with self._naming:
             self._unname(name)
             self._pins = {where: on for where, on in self._pins.items() if where[0] != name}
+
+    def rename(self, before: str, name: str) -> None:
+        """Keep everything known of one name under another one. Raises TrimsError if that cannot be written."""
+        with self._lock:
+            for table in ("names", "pins", *(["formats"] if self._keeps_formats else [])):
+                self._unwritten.append((f"UPDATE OR REPLACE {table} SET name = ? WHERE name = ?", (name, before)))  # noqa: S608
+            self._flush()
+        if before in self._formats:
+            self._formats[name] = self._formats.pop(before)
+        with self._naming:
+            known = self._keys.get(before)
+            self._unname(before)
+            if known is not None:
+                self._name(name, *known)
+            self._pins = {
+                (name if pinned == before else pinned, place): on for (pinned, place), on in self._pins.items()
+            }
 
     def _name(self, name: str, key: str, manifest: str) -> None:
         self._unname(name)

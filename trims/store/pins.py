@@ -130,6 +130,13 @@ class Pins:
             for key in keys:
                 self._apply(str(key), place)
 
+    def rename(self, before: str, row: str) -> None:
+        """Keep the pins of a version under another row. Raises TrimsError if that cannot be written."""
+        with self._lock:
+            self._catalog.rename(before, row)
+            if before in self._keys:
+                self._keys[row] = self._keys.pop(before)
+
     def is_pinned(self, name: str) -> bool:
         """Return whether the name is pinned at any place, whatever image it stands for. Memory only."""
         return any(self._catalog.pinned(name, str(place)) for place in self._places)

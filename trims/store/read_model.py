@@ -279,9 +279,9 @@ class ReadModel:
             return NameView(key, "", nbytes)
         return NameView(key, known.artifact.format, nbytes, known.in_place, known.artifact.files)
 
-    def format_of(self, manifest: Manifest) -> str:
-        """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""
-        return self._resolver.format_known(manifest)
+    def format_of(self, row: str, manifest: Manifest) -> str:
+        """Return the format of a version's artifact as far as it is known without looking into it, else empty text."""
+        return self._resolver.format_known(row, manifest)
 
     def signature_of(self, image: NameView) -> Signature:
         """Return inputs and outputs of the model of an image; empty if they are not known."""

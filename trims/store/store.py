@@ -210,13 +210,24 @@ class Store:
         whose image the place can never hold, or what reading the artifact raises.
         """
         self.pins.check(place)
-        name = self.resolver.target(name)
         sizes = SizesAt(lambda nbytes: self._shell.never_lies_at(nbytes, place))
-        key = self.key_of(name) if not pinned else self.resolver.resolve(name, Reading(sizes=sizes)).key
-        self.pins.set(name, key, place, pinned=pinned)
+        if pinned:
+            resolved = self.resolver.resolve(name, Reading(sizes=sizes))
+            self.pins.set(resolved.name, resolved.key, place, pinned=True)
+        else:
+            self.pins.set(self.resolver.row_of(_with_prefix(name)), self.key_of(name), place, pinned=False)
+
+    def alias_changed(self, name: str) -> None:
+        """Have the next opens of a model look up what its aliases lead to. Leases keep what they have."""
+        self.resolver.forget(name)
+
+    def renamed(self, before: str, row: str) -> None:
+        """Keep what is known of a version, and its pins, under another row: see `Entry.row`."""
+        self.manifest_changed(before)
+        self.pins.rename(before, row)
 
     def manifest_changed(self, name: str) -> None:
-        """Make lookups of a name under its old manifest count no more."""
+        """Make lookups of a version under its old manifest count no more."""
         known = self.resolver.remembered(name)
         self.resolver.forget(name)
         if known is not None:
@@ -272,15 +283,14 @@ class Store:
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """
-        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else self.resolver.references.fresh(name)
-        known = self.resolver.remembered(name)
+        name = _with_prefix(name)
+        known = self.resolver.remembered(self.resolver.references.fresh(name))
         key = known.key if known else self.catalog.key_of(name)
         if key is None and _KEY_BEGINS.fullmatch(name):
             key = self._key_that_begins(name)
         if key is None:
-            target = self.resolver.target(name)  # raises if there is no such model
-            if target != name:
-                return self.key_of(target)
+            key = self.catalog.key_of(self.resolver.row_of(name))  # raises if there is no such model
+        if key is None:
             raise ModelNotFoundError(f"{name!r} is registered but was never loaded here; `trims load {name}` does")
         return key
 
@@ -321,3 +331,8 @@ class Store:
         for tier in whole.tiers:
             spans.count(f"{tier.place}_bytes", tier.charged_bytes)
         spans.count("leases", whole.leases)
+
+
+def _with_prefix(name: str) -> str:
+    """Return the store's name of an absolute path; other names as they are."""
+    return f"{FILE_PREFIX}{name}" if name.startswith("/") else name

@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.core.errors import ManifestError, ModelExistsError, ModelNotFoundError, TrimsError
+from trims.core.errors import (
+    CallerError,
+    InUseError,
+    ManifestError,
+    ModelExistsError,
+    ModelNotFoundError,
+    TrimsError,
+)
 from trims.manifests.manifest import parse_manifest
 from trims.plugins import Choice
 from trims.registry.base import Registry
 from trims.registry.opening import open_registry
+from trims.registry.versions import Alias, Entry, Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,9 +60,11 @@ class RegistryContract:
 
     Attributes:
         survives_restart: What was put is there for the next process, and for others at once.
+        keeps_versions: Versions of a model lie side by side, with aliases; false for a `ManifestRegistry`.
     """
 
     survives_restart = True
+    keeps_versions = True
 
     def setting(self, folder: Path) -> str:
         """Return the setting `registry` for manifests in a folder; the same folder has the same manifests."""
@@ -296,6 +306,177 @@ class RegistryContract:
         registry.close()
         assert _descriptors() <= before
 
+    # -- versions --------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def versions(self, registry: Registry) -> Registry:
+        """Return a registry with the versions 1 and 2 of the model `m`; the plain name leads to 1."""
+        if not self.keeps_versions:
+            pytest.skip("it keeps one version of each model")
+        for version in ("1", "2"):
+            registry.put(manifest(version=version, description=f"of {version}"), "/a")
+        return registry
+
+    def test_a_model_with_one_version_is_found_by_its_name_and_by_that_version(self, registry: Registry) -> None:
+        registry.put(manifest(version="1"), "")
+        for reference in ("m", "m@1"):
+            assert registry.find(reference) == Entry("m", registry.get("m"))
+            assert registry.raw(reference) == manifest(version="1")
+        assert registry.versions("m") == Versions("m", ("1",), {"": Alias("1")})
+        assert registry.rows() == ["m"]
+        for ask in (registry.get, registry.raw, registry.find, registry.remove_version):
+            with pytest.raises(ModelNotFoundError, match="'m' has no version or label '2'; it has the version 1"):
+                ask("m@2")
+        registry.remove_version("m@1")
+        assert registry.names() == registry.rows() == []
+
+    def test_a_manifest_without_a_version_has_one_by_which_it_is_found(self, registry: Registry) -> None:
+        registry.put(manifest(), "")
+        assert registry.find("m@0.0.0") == registry.find("m")
+
+    def test_one_version_replaces_another_if_replace_is_said(self, registry: Registry) -> None:
+        registry.put(manifest(version="1"), "")
+        registry.put(manifest(version="2"), "", replace=True)
+        assert registry.versions("m").registered == ("2",)
+        assert registry.find("m").manifest.version == "2"
+
+    def test_another_version_is_registered_beside_and_the_plain_name_leads_where_it_led(
+        self, versions: Registry
+    ) -> None:
+        assert [versions.get(each).description for each in ("m", "m@1", "m@2")] == ["of 1", "of 1", "of 2"]
+        assert [versions.find(each).row for each in ("m", "m@1", "m@2")] == ["m@1", "m@1", "m@2"]
+        assert versions.names() == ["m"]
+        assert versions.rows() == ["m@1", "m@2"]
+        versions.put(manifest(version="1", description="of 1"), "/a")
+        with pytest.raises(ModelExistsError, match="'m@2' is registered with another manifest"):
+            versions.put(manifest(version="2", description="other"), "/a")
+
+    def test_replace_takes_the_place_of_the_same_version_else_of_that_of_the_plain_name(
+        self, versions: Registry
+    ) -> None:
+        versions.put(manifest(version="2", description="new"), "/b", replace=True)
+        assert [versions.get(each).description for each in ("m", "m@2")] == ["of 1", "new"]
+        versions.switch("m", "stable", "1")
+        versions.put(manifest(version="3", description="of 3"), "", replace=True)
+        assert versions.versions("m").registered == ("3", "2")
+        assert [versions.get(each).description for each in ("m", "m@stable", "m@2")] == ["of 3", "of 3", "new"]
+
+    def test_an_alias_is_switched_and_switched_back(self, versions: Registry) -> None:
+        switched = versions.switch("m", "", "2")
+        assert switched == versions.versions("m") == Versions("m", ("1", "2"), {"": Alias("2", "1")})
+        assert (versions.get("m").description, versions.rows()) == ("of 2", ["m@2", "m@1"])
+        for version in ("1", "2"):
+            assert versions.switch("m", "", "").default == version
+            assert versions.get("m").version == version
+
+    def test_a_label_is_made_moved_and_removed(self, versions: Registry) -> None:
+        versions.switch("m", "stable", "1")
+        assert versions.get("m@stable").version == "1"
+        versions.switch("m", "stable", "2")
+        assert versions.get("m@stable").version == "2"
+        assert versions.remove_label("m", "stable").aliases == {"": Alias("1")}
+        with pytest.raises(ModelNotFoundError, match="no version or label 'stable'"):
+            versions.get("m@stable")
+        with pytest.raises(ModelNotFoundError, match="no label 'stable'"):
+            versions.remove_label("m", "stable")
+
+    def test_what_cannot_be_switched_is_refused_and_changes_nothing(self, versions: Registry) -> None:
+        versions.switch("m", "stable", "1")
+        before = versions.versions("m")
+        for error, label, version in (
+            (ModelNotFoundError, "", "3"),
+            (ModelNotFoundError, "stable", "stable"),
+            (CallerError, "2", "1"),
+            (CallerError, "no label", "1"),
+            (CallerError, "@", "1"),
+            (CallerError, "stable", ""),
+            (CallerError, "", ""),
+        ):
+            with pytest.raises(error):
+                versions.switch("m", label, version)
+        with pytest.raises(CallerError, match="the plain name 'm' always leads to a version"):
+            versions.remove_label("m", "")
+        with pytest.raises(CallerError, match="has a label 'stable', so no version may be called so"):
+            versions.put(manifest(version="stable"), "")
+        with pytest.raises(ModelNotFoundError, match="no model 'other'"):
+            versions.switch("other", "", "1")
+        assert versions.versions("m") == before
+        assert versions.rows() == ["m@1", "m@2"]
+
+    def test_a_version_is_removed_unless_an_alias_leads_to_it(self, versions: Registry) -> None:
+        versions.switch("m", "", "2")
+        versions.switch("m", "", "1")
+        for refused, why in (("m", "has the versions 1, 2"), ("m@1", "m@1 is what m leads to")):
+            with pytest.raises(InUseError, match=why):
+                versions.remove_version(refused)
+        versions.switch("m", "stable", "2")
+        with pytest.raises(CallerError, match="'stable' is a label of 'm'"):
+            versions.remove_version("m@stable")
+        versions.remove_label("m", "stable")
+        versions.remove_version("m@2")
+        assert versions.versions("m") == Versions("m", ("1",), {"": Alias("1")})
+        assert versions.find("m").row == "m"
+        with pytest.raises(CallerError, match="cannot be switched back"):
+            versions.switch("m", "", "")
+
+    def test_a_model_goes_with_all_its_versions_if_that_is_said(self, versions: Registry) -> None:
+        versions.switch("m", "stable", "2")
+        with pytest.raises(CallerError, match="'m@1' names a version"):
+            versions.remove_version("m@1", every=True)
+        versions.remove_version("m", every=True)
+        assert versions.names() == versions.rows() == []
+        versions.put(manifest(version="9"), "")
+        assert versions.versions("m") == Versions("m", ("9",), {"": Alias("9")})
+
+    def test_a_switch_outlives_the_process(self, versions: Registry, place: Path) -> None:
+        versions.switch("m", "", "2")
+        versions.switch("m", "stable", "1")
+        before = versions.versions("m")
+        versions.close()
+        again = self.open(place)
+        assert not self.survives_restart or again.versions("m") == before
+        again.close()
+
+    def test_of_switches_at_once_each_is_whole_and_readers_see_one_version(self, versions: Registry) -> None:
+        errors: list[BaseException] = []
+
+        def switch() -> None:
+            for number in range(20):
+                versions.switch("m", "", str(1 + number % 2))
+
+        def read() -> None:
+            for _ in range(40):
+                entry = versions.find("m")
+                assert entry.row == f"m@{entry.manifest.version}"
+                assert entry.manifest.description == f"of {entry.manifest.version}"
+
+        _run_side_by_side([switch, switch, read, read], errors)
+        assert errors == []
+        assert versions.versions("m").aliases[""].previous in ("1", "2")
+
+    def test_a_process_that_is_killed_while_it_switches_leaves_one_of_the_versions(self, place: Path) -> None:
+        if not self.survives_restart or not self.keeps_versions:
+            pytest.skip("manifests go with the process, or have one version")
+        for switches in (1, 2, 5):
+            with self.process(place, "switches") as writer:
+                reported = [_line(writer) for _ in range(switches)]
+                writer.kill()
+                writer.wait(WAIT_S)
+            registry = self.open(place)
+            assert registry.versions("m").registered == ("1", "2")
+            assert registry.get("m").version in ("1", "2")
+            assert reported[-1] in ("1", "2")
+            registry.close()
+
+    def test_another_process_sees_a_switch_at_once(self, versions: Registry, place: Path) -> None:
+        if not self.survives_restart:
+            pytest.skip("manifests are the process's own")
+        with self.process(place, "shows") as other:
+            assert _line(other) == "1"
+            versions.switch("m", "", "2")
+            _tell(other)
+            assert _line(other) == "2"
+
     def test_closing_twice_is_fine(self, registry: Registry) -> None:
         registry.close()
         registry.close()
@@ -337,6 +518,17 @@ elif what == "adds":
 elif what == "replaces":
     registry.put(manifest(description=words[0]), "", replace=True)
     say("replaced")
+elif what == "switches":
+    for version in ("1", "2"):
+        registry.put(manifest(version=version), "")
+    number = 0
+    while True:
+        number += 1
+        say(registry.switch("m", "", str(1 + number % 2)).default)
+elif what == "shows":
+    say(registry.get("m").version)
+    sys.stdin.readline()
+    say(registry.get("m").version)
 elif what == "race":
     say("ready")
     sys.stdin.readline()

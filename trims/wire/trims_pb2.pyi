@@ -15,6 +15,46 @@ class NameRequest(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class UnregisterRequest(_message.Message):
+    __slots__ = ("name", "all_versions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    all_versions: bool
+    def __init__(self, name: _Optional[str] = ..., all_versions: bool = ...) -> None: ...
+
+class AliasRequest(_message.Message):
+    __slots__ = ("name", "version", "back", "remove")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    back: bool
+    remove: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., back: bool = ..., remove: bool = ...) -> None: ...
+
+class AliasReply(_message.Message):
+    __slots__ = ("name", "versions", "aliases")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    versions: _containers.RepeatedScalarFieldContainer[str]
+    aliases: _containers.RepeatedCompositeFieldContainer[ModelAlias]
+    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[_Union[ModelAlias, _Mapping]]] = ...) -> None: ...
+
+class ModelAlias(_message.Message):
+    __slots__ = ("label", "version", "previous")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    version: str
+    previous: str
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., previous: _Optional[str] = ...) -> None: ...
+
 class RegisterRequest(_message.Message):
     __slots__ = ("manifest_yaml", "origin", "replace", "address")
     MANIFEST_YAML_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +250,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "lock_json", "files")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "lock_json", "reference", "aliases", "versions", "files")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +268,9 @@ class Model(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_SEEN_FIELD_NUMBER: _ClassVar[int]
     LOCK_JSON_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
@@ -246,8 +289,11 @@ class Model(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[TensorInfo]
     tensors_seen: bool
     lock_json: str
+    reference: str
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    versions: _containers.RepeatedScalarFieldContainer[str]
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., lock_json: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., lock_json: _Optional[str] = ..., reference: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TensorInfo(_message.Message):
     __slots__ = ("name", "dtype", "shape")

@@ -21,8 +21,13 @@ class ControlStub(object):
                 )
         self.Unregister = channel.unary_unary(
                 '/trims.v1.Control/Unregister',
-                request_serializer=trims_dot_wire_dot_trims__pb2.NameRequest.SerializeToString,
+                request_serializer=trims_dot_wire_dot_trims__pb2.UnregisterRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                )
+        self.Alias = channel.unary_unary(
+                '/trims.v1.Control/Alias',
+                request_serializer=trims_dot_wire_dot_trims__pb2.AliasRequest.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.AliasReply.FromString,
                 )
         self.Load = channel.unary_stream(
                 '/trims.v1.Control/Load',
@@ -132,7 +137,14 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Unregister(self, request, context):
-        """Forget a name. Its image goes once no lease holds it and no other name stands for it.
+        """Forget a version of a model. Its image goes once no lease holds it and no other name stands for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Alias(self, request, context):
+        """Show, switch, switch back or remove what a name, or name@label, leads to. Answers what the model has then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,8 +288,13 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Unregister': grpc.unary_unary_rpc_method_handler(
                     servicer.Unregister,
-                    request_deserializer=trims_dot_wire_dot_trims__pb2.NameRequest.FromString,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.UnregisterRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            ),
+            'Alias': grpc.unary_unary_rpc_method_handler(
+                    servicer.Alias,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.AliasRequest.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.AliasReply.SerializeToString,
             ),
             'Load': grpc.unary_stream_rpc_method_handler(
                     servicer.Load,
@@ -413,8 +430,25 @@ class Control(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Unregister',
-            trims_dot_wire_dot_trims__pb2.NameRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.UnregisterRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.Empty.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Alias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Alias',
+            trims_dot_wire_dot_trims__pb2.AliasRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.AliasReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

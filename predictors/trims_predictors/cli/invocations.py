@@ -189,6 +189,7 @@ def _deployment(call: Call, model: Model) -> Deployment:
         key=DeploymentKey(""),
         model=model.name,
         version=manifest.version,
+        opened_as=model.opened_as,
         call=call.handler,
         how=HANDLER,
         environment=Environment(framework, "" if python is None else str(python)),

@@ -100,6 +100,8 @@ class Deployment:
         found: Inputs and outputs that the daemon knows of the model: those of its graph, or of a run. Only for a
             predictor of ours, and only those that no steps change; else it is empty.
         is_plain: The predictor is one of ours, and no steps are around it: what it takes depends on the image alone.
+        opened_as: What its predictors open: this version and no other; empty for the model's name.
+        versions: All that the model has, in the order in which they were registered.
     """
 
     key: DeploymentKey
@@ -129,6 +131,8 @@ class Deployment:
     hot: int | None = None
     found: Signature = NO_SIGNATURE
     is_plain: bool = False
+    opened_as: str = ""
+    versions: tuple[str, ...] = ()
 
     def for_tenant(self, tenant: str) -> Deployment:
         """Return the deployment of this model for a tenant, whose predictors, templates and socket are its own."""
@@ -159,6 +163,11 @@ class Deployment:
         return share(self.threads, runs) if self.shares_processors else self.threads
 
     @property
+    def versions_there(self) -> tuple[str, ...]:
+        """Return all versions of the model; its own from a daemon that has one of each."""
+        return self.versions or (self.version,)
+
+    @property
     def subject(self) -> str:
         """Name of model and tenant, for people."""
         return self.key.subject
@@ -167,8 +176,9 @@ class Deployment:
 def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Message:
     """Return the message that has a worker load a model, with the most memory that it may take; see `worker`."""
     return {
-        "op": "load", "model": deployment.model, "version": deployment.version, "call": deployment.call,
-        "how": deployment.how, "origin": deployment.origin, "options": dict(deployment.options),
+        "op": "load", "model": deployment.model, "version": deployment.version,
+        "opens": deployment.opened_as or deployment.model, "call": deployment.call, "how": deployment.how,
+        "origin": deployment.origin, "options": dict(deployment.options),
         "attributes": dict(deployment.attributes), "threads": deployment.threads, "place": deployment.place,
         "deadline_s": None, "inputs": describe(deployment.inputs), "outputs": describe(deployment.outputs),
         "preprocess": [asdict(each) for each in deployment.preprocess],

@@ -1,5 +1,9 @@
 """Deployments made from the daemon's description of each model: one for each, made again once something changed.
 
+Requests name a model, and may name a version or a label: each such *reference* has a deployment, and those that lead to
+one version share its predictors. A reference that is switched to another version has the predictors of the last one end
+once they are idle.
+
 The daemon reports changes of models (`ModelWatch`); code and environments lie on disks, and are looked at in the
 background for models that are in use. So a request finds a deployment that is current and asks for nothing.
 """
@@ -18,6 +22,7 @@ from trims.control import TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError, TrimsError
 from trims.core.functions import FORMS
 from trims.manifests.manifest import parse_manifest
+from trims.manifests.references import name_of, reference_to, split_reference
 from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.code_files import code_identity
@@ -105,9 +110,9 @@ class Deployments:
         self._processors = processors()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
-        #: Names that are asked for and have the artifact of another model: that model.
+        #: References that are asked for and have the artifact of another model: that model.
         self._asking_of: dict[str, str] = {}
-        #: Known names that something changed of since the daemon was asked last.
+        #: Known references that something changed of since the daemon was asked last.
         self._changed: set[str] = set()
         self._watch = ModelWatch(daemon, self._mark)
 
@@ -143,13 +148,13 @@ class Deployments:
         there = self._known.keys() | self._asking.keys()
         if names is None:
             self._changed.update(there)
-        elif named := set(names):
-            self._changed.update(there & named, self._referring(named))
+        elif models := {name_of(name) for name in names}:
+            self._changed.update((each for each in there if name_of(each) in models), self._referring(models))
 
     def _referring(self, models: Collection[str]) -> list[str]:
-        """Return the names whose manifests have the artifact of one of these models."""
-        found = [name for name, known in self._known.items() if known.manifest.artifact.model in models]
-        return found + [name for name, model in self._asking_of.items() if model in models]
+        """Return the references whose manifests have the artifact of one of these models."""
+        having = [(each, known.manifest.artifact.model) for each, known in self._known.items()]
+        return [each for each, of in (*having, *self._asking_of.items()) if of is not None and name_of(of) in models]
 
     @property
     def daemon_life(self) -> object:
@@ -158,8 +163,9 @@ class Deployments:
 
     def current(self, name: str, version: str = "") -> Deployment | None:
         """Return the deployment of a model if nothing changed since it was made; None: `of` finds out."""
-        known = self._known.get(name)
-        if known is None or version not in ("", known.deployment.version) or name in self._changed:
+        reference = f"{name}@{version}" if version else name
+        known = self._known.get(reference)
+        if known is None or reference in self._changed:
             return None
         watched = self._watch.is_complete
         known.used_s = now_s = self._clock()
@@ -171,30 +177,34 @@ class Deployments:
 
         Args:
             name: As registered.
-            version: Of its manifest; empty for any.
+            version: A version or a label; empty for the version that the name leads to.
 
         Raises:
-            ModelNotFoundError: There is no such model, or it has another version.
+            ModelNotFoundError: There is no such model, version or label.
             NotSupportedError: Nothing says what runs it.
             DaemonAwayError: No daemon answers, and none was asked for this model before.
         """
         current = self.current(name, version)
         if current is not None:
             return current
-        known = self._known.get(name)
+        reference = reference_to(name, version)
+        known = self._known.get(reference) or self._led_to(name, version)
         try:
-            known = await self._fresh(name)
+            known = await self._fresh(reference)
         except DaemonAwayError:
             if known is None:
                 raise
-        if version and version != known.deployment.version:
-            raise ModelNotFoundError(f"{name!r} has the version {known.deployment.version}, not {version!r}")
         return known.deployment
 
+    def _led_to(self, name: str, version: str) -> _Known | None:
+        """Return what another reference led to, if that is this version of the model."""
+        others = (each for known, each in self._known.items() if version and name_of(known) == name)
+        return next((each for each in others if each.deployment.version == version), None)
+
     def guess(self, name: str, version: str = "") -> Deployment | None:
-        """Return the deployment as the daemon was asked last; None if it never was, or had another version."""
-        known = self._known.get(name)
-        return known.deployment if known is not None and version in ("", known.deployment.version) else None
+        """Return the deployment as the daemon was asked last; None if it never was."""
+        known = self._known.get(reference_to(name, version))
+        return None if known is None else known.deployment
 
     async def _fresh(self, name: str) -> _Known:
         """Ask the daemon, once for all requests that need it at this moment."""
@@ -220,7 +230,7 @@ class Deployments:
             of = manifest.artifact.model
             target = "" if of is None else await self._manifest_of(name, of)
             surroundings = await asyncio.to_thread(self._surroundings, manifest, framework)  # they lie on a disk
-            deployment = self._deployment(model, manifest, framework, surroundings, target)
+            deployment = self._shared(self._deployment(model, manifest, framework, surroundings, target))
         except ModelNotFoundError:
             self.forget(name)
             raise
@@ -228,7 +238,7 @@ class Deployments:
             if name in self._known:  # others are asked for anyway, and clients may name as many as they like
                 self._changed.add(name)
             raise
-        if before is not None and (before.deployment.key != deployment.key or _differ(before.key, model.key)):
+        if before is not None and self._is_over(name, before, deployment.key, model.key):
             self._retire(before.deployment.key)
         key, now_s = model.key or (before.key if before else ""), self._clock()
         self._known[name] = known = _Known(
@@ -246,16 +256,42 @@ class Deployments:
                 f"{name!r} has the artifact of {of!r}, which is not registered; register that (`trims add`)"
             ) from error
 
-    async def _described(self, name: str) -> Model:
+    def _shared(self, deployment: Deployment) -> Deployment:
+        """Return the deployment of another reference to the same version, if that is the same."""
+        return next((each.deployment for each in self._known.values() if each.deployment == deployment), deployment)
+
+    def _is_over(self, reference: str, before: _Known, key: DeploymentKey, image: str) -> bool:
+        """Return whether predictors of what a reference led to are to end: no request will come to them."""
+        if before.deployment.key == key:
+            return _differ(before.key, image)
+        now_s = self._clock()
+        return not any(
+            each.deployment.key == before.deployment.key and now_s - each.used_s <= _IN_USE_S
+            for other, each in self._known.items()
+            if other != reference
+        )
+
+    async def _described(self, reference: str) -> Model:
         """Ask the daemon. Raises DaemonAwayError also for one that hangs, because a request waits for this."""
         try:
-            return await asyncio.wait_for(self._daemon.show(name), _PATIENCE_S)
+            return await asyncio.wait_for(self._shown(reference), _PATIENCE_S)
         except asyncio.TimeoutError:
-            raise DaemonAwayError(f"the daemon did not describe {name!r} within {_PATIENCE_S:g} s") from None
+            raise DaemonAwayError(f"the daemon did not describe {reference!r} within {_PATIENCE_S:g} s") from None
+
+    async def _shown(self, reference: str) -> Model:
+        """Return what a reference leads to; an older daemon knows models by their names only."""
+        try:
+            return await self._daemon.show(reference)
+        except ModelNotFoundError:
+            name, version = split_reference(reference)
+            model = await self._daemon.show(name) if version else None
+            if model is None or model.reference or model.version != version:
+                raise
+            return model
 
     def knows(self, name: str) -> bool:
         """Return whether the model was registered when the daemon was asked last."""
-        return name in self._known
+        return any(name_of(reference) == name for reference in self._known)
 
     async def renew(self, name: str) -> Deployment:
         """Return the deployment as the daemon describes it now; predictors of the model end when they are idle.
@@ -267,16 +303,25 @@ class Deployments:
             self._retire(known.deployment.key)
         return known.deployment
 
-    def forget(self, name: str) -> None:
-        """Let the predictors of a model end when they are idle, and ask the daemon again at the next request.
+    def forget(self, reference: str) -> None:
+        """Let the predictors of a version end when they are idle, and ask the daemon again at the next request.
 
-        Those of functions that have its artifact, too, which hold the same weights.
+        Args:
+            reference: A reference that requests name, or the version itself as `name@version`.
+
+        Functions that have the artifact of the model end, too: they hold the same weights.
         """
-        for each in (name, *self._referring((name,))):
-            known = self._known.pop(each, None)
-            self._changed.discard(each)
-            if known is not None:
-                self._retire(known.deployment.key)
+        name, version = split_reference(reference)
+        keys = {
+            each.deployment.key
+            for known, each in self._known.items()
+            if known == reference or (name_of(known) == name and each.deployment.version == version)
+        } | {self._known[each].deployment.key for each in self._referring((name,)) if each in self._known}
+        for known in [known for known, each in self._known.items() if each.deployment.key in keys]:
+            del self._known[known]
+            self._changed.discard(known)
+        for key in keys:
+            self._retire(key)
 
     def make(self, model: Model) -> Deployment:
         """The deployment for a model as the daemon describes it. Looks at environments and code; call it from a worker.
@@ -324,6 +369,8 @@ class Deployments:
             hot=settings.hot,
             found=_found(model, manifest),
             is_plain=_is_ours(manifest) and not (manifest.preprocess or manifest.postprocess),
+            opened_as=model.reference,
+            versions=model.versions,
         )
 
     def _environment(self, manifest: Manifest, framework: str) -> Environment:

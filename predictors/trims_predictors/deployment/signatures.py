@@ -49,17 +49,18 @@ class Signatures:
     """
 
     def __init__(self) -> None:
-        self._loaded: dict[str, _Loaded] = {}
-        #: Deployments by model whose inputs and outputs are known, so that no run has to be looked at.
-        self._whole: dict[str, Deployment] = {}
+        #: By model and version, as all of this.
+        self._loaded: dict[tuple[str, str], _Loaded] = {}
+        #: Deployments whose inputs and outputs are known, so that no run has to be looked at.
+        self._whole: dict[tuple[str, str], Deployment] = {}
 
     def learn(self, deployment: Deployment, loaded: Message) -> None:
         """Keep what a predictor says that has loaded the model."""
         said = Signature(types_of(loaded["inputs"]), types_of(loaded["outputs"]))
         image, before = loaded.get("image", [""])[0], self._of(deployment)
         seen = before.seen if before.image == image else NO_SIGNATURE
-        self._loaded[deployment.model] = _Loaded(deployment.key.of_model(), image, said, seen)
-        self._whole.pop(deployment.model, None)
+        self._loaded[_version(deployment)] = _Loaded(deployment.key.of_model(), image, said, seen)
+        self._whole.pop(_version(deployment), None)
 
     def see(
         self, deployment: Deployment, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -74,17 +75,17 @@ class Signatures:
         Returns:
             The key of the image that ran, and what is known since; None if that is nothing new.
         """
-        if self._whole.get(deployment.model) is deployment:
+        if self._whole.get(_version(deployment)) is deployment:
             return None
         known, (taken, given) = self._of(deployment), self.described(deployment)
         if taken and given:
-            self._whole[deployment.model] = deployment
+            self._whole[_version(deployment)] = deployment
         if deployment.environment.tenant or (taken and (given or not outputs)):
             return None
         seen = Signature(
             known.seen.inputs or _any_length(inputs), known.seen.outputs or _any_length(outputs), seen=True
         )
-        self._loaded[deployment.model] = known._replace(seen=seen)
+        self._loaded[_version(deployment)] = known._replace(seen=seen)
         return known.image, seen
 
     def of(self, deployment: Deployment) -> tuple[_Types, _Types]:
@@ -109,12 +110,16 @@ class Signatures:
         return inputs or seen.inputs or kept.inputs, outputs or seen.outputs or kept.outputs
 
     def _of(self, deployment: Deployment) -> _Loaded:
-        known = self._loaded.get(deployment.model)
+        known = self._loaded.get(_version(deployment))
         return (
             known
             if known is not None and known.key == deployment.key.of_model()
             else _Loaded(deployment.key.of_model())
         )
+
+
+def _version(deployment: Deployment) -> tuple[str, str]:
+    return deployment.model, deployment.version
 
 
 def _any_length(tensors: Sequence[Tensor]) -> _Types:

@@ -61,7 +61,7 @@ class HotModels:
             return
         for name in self._known - {model.name for model in models}:
             self._forget(name)
-        self._known = {model.name for model in models if _states_hot(model)}
+        self._known = {model.name for model in models if model.is_default and _states_hot(model)}
         for name in sorted(self._known):
             try:
                 self._want(await self._deployment(name))

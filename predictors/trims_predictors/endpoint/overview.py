@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import NotSupportedError, TrimsError
+from trims.manifests.references import name_of
 from trims_predictors.endpoint.single_flight import SingleFlight
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _places(stats: Stats) -> list[dict[str, Any]]:
 
 def _told(model: Model, *, trouble: str, failure: str) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "name": model.name if model.is_default else model.opened_as,
         "version": model.version,
         "description": model.description,
         "framework": model.framework,
@@ -142,17 +143,20 @@ def _replica(replica: Replica) -> dict[str, Any]:
 
 
 def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
-    running, hot = report["models"], report["hot"]
+    running, versions, hot = report["models"], report["versions"], report["hot"]
+    several = {name_of(each["name"]) for each in found.models if "@" in each["name"]}
 
-    def predictors(model: str) -> dict[str, int]:
-        return {**running.get(model, _NO_PREDICTORS), "hot": hot.get(model, 0)}
+    def predictors(model: Mapping[str, Any]) -> dict[str, int]:
+        name = name_of(model["name"])
+        counts = versions.get(f"{name}@{model['version']}") if name in several else running.get(name)
+        return {**(counts or _NO_PREDICTORS), "hot": hot.get(model["name"], 0)}
 
     message = {
         "version": trims.__version__,
         "daemon": found.daemon,
         "places": found.places,
         "transfers": found.transfers,
-        "models": [{**each, "predictors": predictors(each["name"])} for each in found.models],
+        "models": [{**each, "predictors": predictors(each)} for each in found.models],
         "spares": report["spares"],
         "templates": report["templates"],
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.manifests.references import name_of
 from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
@@ -83,8 +84,8 @@ class Service:
         self.pool = pool
         self._deployments = Deployments(daemon, picker, pool.retire)
         pool.keep = keeping(daemon)
-        #: Statistics by tenant and model; those without a tenant are of all requests.
-        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
+        #: Statistics by tenant, model and version; those without a tenant are of all requests.
+        self._statistics: dict[tuple[str, str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         #: Life of the daemon whose files were hidden from predictors.
         self._hidden_in: object = None
@@ -156,7 +157,7 @@ class Service:
         try:
             deployment = await self._deployments.of(model, version)
         except ModelNotFoundError as error:
-            if not self._deployments.knows(model):  # else only this version is not there
+            if not version and not self._deployments.knows(name_of(model)):  # else only this version is not there
                 self.metrics.forget(model)
                 self.pool.failures.forget(model)
             # Clients of Triton know the error by these words.
@@ -202,7 +203,7 @@ class Service:
 
         Args:
             model: As registered.
-            version: Of its manifest; empty for any.
+            version: A version or a label; empty for the version that the name leads to.
             asked: The request; inputs in shared memory have been read.
             shared: Regions that it names.
             binary: Whether outputs are binary where the request says nothing of them.
@@ -256,7 +257,7 @@ class Service:
             deployment = await self.deployment(model, version)
         if place is not None:
             deployment = deployment.at(place)
-        statistics = self._statistics_of(model, tenant)
+        statistics = self._statistics_of(deployment, tenant)
         try:
             answer = await self.pool.infer(
                 deployment,
@@ -286,10 +287,11 @@ class Service:
             guess = guess if asked.place is None else guess.at(asked.place)
             self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), asked.inputs)
 
-    def _statistics_of(self, model: str, tenant: Tenant | None) -> list[ModelStatistics]:
-        """Return the counters of a request: the model's statistics, and for a tenant its own as well."""
+    def _statistics_of(self, deployment: Deployment, tenant: Tenant | None) -> list[ModelStatistics]:
+        """Return the counters of a request: the version's statistics, and for a tenant its own as well."""
         names = [""] if tenant is None else ["", tenant.name]
-        return [self._statistics.setdefault((name, model), ModelStatistics()) for name in names]
+        of = deployment.model, deployment.version
+        return [self._statistics.setdefault((name, *of), ModelStatistics()) for name in names]
 
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
         """The inputs of a model as far as they are known, and whether it takes batches."""
@@ -307,7 +309,7 @@ class Service:
         return {
             **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
             "name": deployment.model,
-            "versions": [deployment.version],
+            "versions": list(deployment.versions_there),
             "platform": PLATFORMS.get(deployment.environment.framework, "trims_python"),
             "inputs": [_described(each) for each in inputs],
             "outputs": [_described(each) for each in outputs],
@@ -344,11 +346,13 @@ class Service:
         whose = "" if tenant is None else tenant.name
         if model:
             deployment = await self.deployment(model, version)
-            return [self._statistics.get((whose, model), ModelStatistics()).told(model, deployment.version)]
+            counted = self._statistics.get((whose, deployment.model, deployment.version), ModelStatistics())
+            return [counted.told(deployment.model, deployment.version)]
         told = []
-        for name, counted in [(name, each) for (of, name), each in self._statistics.items() if of == whose]:
+        for (of, name, of_version), counted in list(self._statistics.items()):
             try:
-                told.append(counted.told(name, (await self.deployment(name)).version))
+                if of == whose and of_version in (await self.deployment(name)).versions_there:
+                    told.append(counted.told(name, of_version))
             except ModelNotFoundError:
                 continue  # it was removed since
         return told
@@ -416,8 +420,9 @@ class Service:
 
     def _forget_all(self, shown: Model) -> None:
         """Let the idle predictors of a model end, and those of all other names of its image: they hold it as well."""
-        for name in {shown.name, *(name for replica in shown.replicas for name in replica.names)}:
-            self._deployments.forget(name)
+        rows = (name for replica in shown.replicas for name in replica.names)
+        for reference in {f"{shown.name}@{shown.version}", *shown.aliases, *rows}:
+            self._deployments.forget(reference)
 
     async def bring(self, model: str, place: str | None) -> Replica:
         """Have a model's weights at a place, None for its manifest's. Its predictors stay. See `LoadRequests.load`."""

@@ -257,12 +257,15 @@ class WorkerPool:
         return self._slots.counts(key)
 
     def report(self) -> dict[str, Any]:
-        """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
+        """Return predictors and requests by model and by version, spares and templates by framework, and counters."""
         models: dict[str, Counter[str]] = {}
+        versions: dict[str, Counter[str]] = {}
         for key, deployment in self._deployments.items():  # of a model: places, and what its manifest said before
             models.setdefault(deployment.subject, Counter()).update(self._slots.counts(key))
+            versions.setdefault(f"{deployment.subject}@{deployment.version}", Counter()).update(self._slots.counts(key))
         return {
             "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
+            "versions": {version: dict(counts) for version, counts in versions.items() if any(counts.values())},
             "spares": self._warm_pool.spares(),
             "hot": self.hot.report(),
             "learning": self._warm_pool.learning(),
@@ -451,7 +454,7 @@ class WorkerPool:
     def _saw(self, deployment: Deployment, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         found = self.signatures.see(deployment, inputs, outputs)
         if found is not None and deployment.is_plain and self.keep is not None:
-            self._background.start(self.keep(deployment.model, *found))
+            self._background.start(self.keep(deployment.opened_as or deployment.model, *found))
 
     def _fail(self, job: Job, error: TrimsError) -> None:
         if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's

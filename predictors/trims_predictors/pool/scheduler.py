@@ -49,15 +49,21 @@ class Schedule:
         if queue is None:
             queue = self._queues[job.key] = Queue(job.key, limits, self._slots_of(job.key))
         queue.limits = limits
-        queue.retired = False
         if len(queue.jobs) >= limits.queue:
             raise BusyError(
                 f"{len(queue.jobs)} requests for {queue.key.model!r} wait already, the most that may (--queue); "
                 "send it again later"
             )
         job.number = next(self._numbers)
+        steps = self._end_outdated(queue) if queue.retired else []
         queue.jobs.add(job)
-        return self._serve(queue)
+        return steps + self._serve(queue)
+
+    def _end_outdated(self, queue: Queue) -> list[Step]:
+        """End predictors of a retired queue that wait for a batch to fill: the request that comes needs new ones."""
+        queue.retired = False
+        outdated = [each for each in queue.idle if self._predictors[each].retired]
+        return [step for each in outdated for step in self._stop(each)]
 
     def expect(self, key: DeploymentKey, limits: Limits) -> list[Step]:
         """Start a predictor for a request that is about to come, if its queue has none and no other wants the slot.
@@ -150,12 +156,15 @@ class Schedule:
         return self._stop(predictor) + self._settle(found.queue)
 
     def retire(self, key: DeploymentKey) -> list[Step]:
-        """Let a queue's predictors end: idle ones now, others when they finish. Requests that wait still run."""
+        """Let a queue's predictors end: idle ones now, others once they have answered what runs and what waits.
+
+        Once another request comes, they answer none that waits any more: it needs new ones.
+        """
         queue = self._queues.get(key)
         if queue is None:
             return []
-        queue.retired = not queue.jobs
-        for predictor in queue.busy:  # a request that comes before they finish needs new ones all the same
+        queue.retired = True
+        for predictor in queue.busy:
             self._predictors[predictor].retired = True
         return [step for predictor in list(queue.idle) for step in self._stop(predictor)] + self._settle(queue)
 
@@ -264,7 +273,10 @@ class Schedule:
     def _released(self, predictor: int, found: Predictor) -> list[Step]:
         """A predictor has nothing to do: give it the next requests, or its slot to a queue that was there before."""
         queue = found.queue
-        if queue.retired or found.retired or self._must_yield(queue):
+        if queue.retired and not queue.jobs:
+            over = [predictor, *queue.idle]  # some may have waited for a batch to fill
+            return [step for each in over for step in self._stop(each)] + self._settle(queue)
+        if (found.retired and not queue.retired) or self._must_yield(queue):
             return self._stop(predictor) + self._settle(queue)
         found.state = State.IDLE
         found.idles += 1

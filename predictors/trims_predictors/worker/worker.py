@@ -269,11 +269,12 @@ class Worker:
     def _opened(self, session: Session, message: Message) -> Weights:
         """The weights by their name; of a predictor that is made ahead of need, only where they are resident."""
         self._place, image = message["place"], message.get("image")
+        name = str(message.get("opens") or message["model"])
         if image:
             from trims_client.mapping.suspended import open_resident
 
-            return open_resident(session, message["model"], *image)
-        return session.open(message["model"], place=self._place, deadline_s=message["deadline_s"])
+            return open_resident(session, name, *image)
+        return session.open(name, place=self._place, deadline_s=message["deadline_s"])
 
     def _rehearse(self, message: Message) -> tuple[Message, None]:
         """Do what a first run does, so that the first request finds it done."""

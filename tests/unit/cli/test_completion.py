@@ -15,9 +15,9 @@ from trims.cli.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Stands for the command: what `trims list` and `trims env list --names` print.
+#: Stands for the command: what `trims list --names` and `trims env list --names` print.
 _LIST = r"""trims() { case "$*" in
-    list) printf 'name  size\nbert-base  1\nbert-large  2\nresnet50  3\n' ;;
+    'list --names') printf 'bert-base\nbert-large\nresnet50\nroberta\nroberta@1\nroberta@stable\n' ;;
     'env list --names') printf 'torch-2.4.1-py311-0a\ntorch-2.5.0-py311-0b\n' ;;
 esac; }"""
 
@@ -45,6 +45,10 @@ def script() -> str:
 @pytest.mark.parametrize("command", ["show", "load", "evict", "pin", "unpin", "rm"])
 def test_names_of_models_are_completed(script: str, command: str) -> None:
     assert completions(script, command, "bert") == ["bert-base", "bert-large"]
+
+
+def test_versions_and_labels_of_a_model_are_completed(script: str) -> None:
+    assert completions(script, "alias", "rob") == ["roberta", "roberta@1", "roberta@stable"]
 
 
 @pytest.mark.parametrize("action", ["rm", "check"])

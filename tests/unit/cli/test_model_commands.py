@@ -176,3 +176,39 @@ def test_watch_prints_a_line_a_change_with_names_or_the_beginning_of_the_key(
         "0123456789abcdef at cpu: filling -> sealed (it was filled)",
     ]
     assert [json.loads(line)["new"] for line in told(capsys, "watch", "--json").splitlines()] == ["sealed", "sealed"]
+
+
+def test_add_says_what_a_version_lies_beside_and_how_to_switch_to_it(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = replace(MODEL, version="2", versions=("1", "2"), reference="bert@2")
+    answer(add=second)
+    told_of = "registered bert 2 beside 1; bert leads where it led, until `trims alias bert 2`\n"
+    assert told(capsys, "add", "m.yaml", "--lazy") == told_of
+    answer(add=replace(second, aliases=("bert",)))
+    assert told(capsys, "add", "m.yaml", "--lazy") == "registered bert 2 beside 1; bert leads to it\n"
+
+
+def test_list_shows_what_each_version_is_opened_as_and_names_only_if_asked(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (
+        replace(MODEL, version=version, versions=("1", "2"), reference=f"bert@{version}", aliases=aliases)
+        for version, aliases in (("1", ("bert", "bert@stable")), ("2", ()))
+    )
+    answer(models=[one, two, replace(MODEL, name="other", versions=("1.0.0",), aliases=("other",))])
+    header, first, second, third = told(capsys, "list").splitlines()
+    assert "opened as" in header
+    assert "bert, bert@stable" in first
+    assert second.split()[:2] == ["bert", "2"]
+    assert third.split()[:3] == ["other", "1.0.0", "other"]
+    assert told(capsys, "list", "--names").split() == ["bert", "bert@1", "bert@2", "bert@stable", "other"]
+
+
+def test_rm_removes_all_versions_only_if_that_is_said(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = answer()
+    assert told(capsys, "rm", "bert@1") == "bert@1 is forgotten\n"
+    assert told(capsys, "rm", "bert", "--all-versions") == "bert is forgotten\n"
+    assert [named for _, _, named in daemon.orders] == [{"all_versions": False}, {"all_versions": True}]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-STATE = {"models": {"bert": {"idle": 1, "busy": 2, "starting": 0, "queued": 7}}}
+COUNTS = {"idle": 1, "busy": 2, "starting": 0, "queued": 7}
+STATE = {"models": {"bert": COUNTS, "gpt": COUNTS}, "versions": {"bert@1": COUNTS, "gpt@1": COUNTS, "gpt@2": COUNTS}}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,13 +45,13 @@ def address() -> Iterator[EndpointAddress]:
         thread.join()
 
 
-def test_each_model_has_a_line_with_its_predictors(
+def test_each_model_has_a_line_or_each_version_if_several_have_predictors(
     address: EndpointAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text("secret\n")
     say_predictors(address, tmp_path / "token")
-    *_, line = capsys.readouterr().out.splitlines()
-    assert line.split() == ["bert", "1", "2", "0", "7"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert lines == [[name, "1", "2", "0", "7"] for name in ("bert", "gpt@1", "gpt@2")]
 
 
 def test_an_endpoint_that_needs_a_token_is_a_note_that_names_the_flag(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.main import Daemon
-    from trims.manifests.manifest import Manifest
+    from trims.registry.versions import Entry
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def test_a_manifest_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_o
 ) -> None:
     register(stub, manifest("a"))
     register(stub, manifest("z"))
-    real = daemon.registry.get
+    real = daemon.registry.find
 
-    def get(name: str) -> Manifest:
+    def find(name: str) -> Entry:
         if name == "broken":
             raise ManifestError("/srv/broken.yaml: is not YAML")
         return real(name)
 
-    monkeypatch.setattr(daemon.registry, "get", get)
-    monkeypatch.setattr(daemon.registry, "names", lambda: ["a", "broken", "just-gone", "z"])
+    monkeypatch.setattr(daemon.registry, "find", find)
+    monkeypatch.setattr(daemon.registry, "rows", lambda: ["a", "broken", "just-gone", "z"])
     listed = list(stub.List(pb.Empty()).models)
     assert [model.name for model in listed] == ["a", "broken", "z"]
     assert [model.problem for model in listed] == ["", "/srv/broken.yaml: is not YAML", ""]

@@ -14,6 +14,8 @@ from registries import manifest
 from trims.core.errors import DeadlineError, InternalError, ModelNotFoundError
 from trims.registry.base import RegistrySettings
 from trims.registry.guarded import Guarded
+from trims.registry.sqlite import SqliteRegistry
+from trims.registry.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,3 +193,44 @@ def test_without_a_thread_the_call_is_refused_and_its_turn_given_back(
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 guarded.names()
     assert guarded.names() == ["m"]
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+VERSION_CALLS: dict[str, Callable[[Guarded], object]] = {
+    "find": lambda registry: registry.find("m@1"),
+    "versions": lambda registry: registry.versions("m"),
+    "rows": lambda registry: registry.rows(),
+    "switch": lambda registry: registry.switch("m", "stable", "1"),
+    "remove_label": lambda registry: registry.remove_label("m", "stable"),
+}
+
+
+@pytest.fixture
+def keeps_versions(tmp_path: Path) -> Iterator[SqliteRegistry]:
+    """A registry with two versions, in the place of one of a plug-in that keeps them."""
+    made = SqliteRegistry(tmp_path / "registry.db")
+    for version in ("1", "2"):
+        made.put(manifest(version=version), "")
+    yield made
+    made.close()
+
+
+def test_versions_of_a_plugin_are_passed_on(keeps_versions: SqliteRegistry) -> None:
+    guarded = Guarded(keeps_versions, WHERE)
+    assert guarded.find("m@2") == keeps_versions.find("m@2")
+    assert guarded.get("m@2").version == guarded.raw("m@2")["version"] == "2"
+    assert guarded.switch("m", "stable", "2") == guarded.versions("m") == keeps_versions.versions("m")
+    assert guarded.remove_label("m", "stable").aliases.keys() == {""}
+    guarded.remove_version("m@2")
+    assert guarded.rows() == ["m"]
+
+
+@pytest.mark.parametrize("method", VERSION_CALLS)
+@pytest.mark.parametrize("answer", [None, "m", [1], Versions("other", ("1",))], ids=repr)
+def test_a_wrong_answer_about_versions_is_reported_with_the_plugin(
+    keeps_versions: SqliteRegistry, method: str, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeps_versions, method, lambda *_, **__: answer)
+    with pytest.raises(InternalError, match=f"answered `{method}` with"):
+        VERSION_CALLS[method](Guarded(keeps_versions, WHERE))

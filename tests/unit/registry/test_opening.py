@@ -11,6 +11,7 @@ from registries import manifest
 from trims.core.errors import ConfigError
 from trims.plugins import Choice
 from trims.registry.guarded import Guarded
+from trims.registry.one_version import OneVersion
 from trims.registry.opening import GROUP, open_registry
 from trims.registry.sqlite import SqliteRegistry
 
@@ -45,7 +46,8 @@ def test_a_registry_of_a_plugin_is_given_the_state_folder_and_guarded(
     declare(monkeypatch, GROUP, memory="MemoryRegistry")
     made = open_registry(Choice("memory", "a:b"), tmp_path)
     assert isinstance(made, Guarded)
-    inner = made._inner
+    assert isinstance(made._inner, OneVersion)
+    inner = made._inner._inner
     assert (inner.settings.state_dir, inner.settings.argument) == (tmp_path, "a:b")  # type: ignore[attr-defined]
 
 

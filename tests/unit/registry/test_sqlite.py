@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,3 +112,60 @@ def test_threads_may_use_it_at_once(registry: SqliteRegistry) -> None:
 def test_closing_twice_is_fine(registry: SqliteRegistry) -> None:
     registry.close()
     registry.close()
+
+
+def version_of_tables(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_file_of_an_older_trims_is_read_and_one_that_it_can_read_is_left(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE models (name TEXT PRIMARY KEY, raw TEXT NOT NULL, origin TEXT NOT NULL) STRICT")
+        database.execute("PRAGMA user_version = 1")
+        database.execute("INSERT INTO models VALUES ('m', ?, '/a')", (json.dumps(manifest(version=7)),))
+        database.commit()
+    registry = SqliteRegistry(path)
+    assert registry.versions("m").registered == ("7",)
+    registry.put(manifest("other"), "")
+    assert version_of_tables(path) == 1
+    registry.close()
+
+
+def test_a_file_with_versions_or_labels_is_one_that_an_older_trims_refuses(
+    registry: SqliteRegistry, path: Path
+) -> None:
+    registry.put(manifest(version="1"), "")
+    registry.put(manifest(version="2"), "")
+    assert version_of_tables(path) == 2
+    registry.remove_version("m@2")
+    assert version_of_tables(path) == 1, "an older trims may read it again"
+    registry.switch("m", "stable", "1")
+    assert version_of_tables(path) == 2
+    registry.remove("m")
+    assert version_of_tables(path) == 1
+
+
+def test_a_file_of_a_newer_trims_is_refused(path: Path) -> None:
+    SqliteRegistry(path).close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 3")
+    with pytest.raises(ConfigError, match=r"version 3, this reads 2\); install it"):
+        SqliteRegistry(path)
+
+
+def test_a_version_whose_manifest_is_damaged_hides_no_other(registry: SqliteRegistry, path: Path) -> None:
+    registry.put(manifest(version="1"), "")
+    registry.put(manifest(version="2"), "")
+    registry.close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE models SET raw = '{'")
+        database.commit()
+    again = SqliteRegistry(path)
+    assert again.get("m@2").version == "2"
+    with pytest.raises(ModelNotFoundError, match="leads to the version '1', which is not registered any more"):
+        again.get("m")
+    again.switch("m", "", "2")
+    assert again.get("m").version == "2"
+    again.close()

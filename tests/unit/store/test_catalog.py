@@ -230,3 +230,20 @@ def test_a_catalog_gets_a_table_that_it_lacks_or_on_a_full_disk_does_without(
     last = Catalog(path)
     assert (last.signature_of("k"), last.digests("/a", "1:2:3"), last.pins()) == ("text", ("b3", None), [("m", "cpu")])
     last.close()
+
+
+def test_what_is_known_of_a_name_is_kept_under_another_one_also_in_the_next_life(
+    catalog: Catalog, folder: Path
+) -> None:
+    catalog.remember_key("m", "k", "{}")
+    catalog.remember_key("m@1", "stale", "{}")
+    catalog.pin("m", "cpu", pinned=True)
+    catalog.rename("m", "m@1")
+    catalog.rename("unknown", "m@2")
+    assert (catalog.key_of("m"), catalog.key_of("m@1"), catalog.key_of("m@2")) == (None, "k", None)
+    assert catalog.names_of("k") == ["m@1"]
+    assert catalog.models() == {"m@1": "{}"}
+    catalog.close()
+    again = Catalog(folder / "state" / "catalog.db")
+    assert (again.key_of("m"), again.key_of("m@1"), again.pins()) == (None, "k", [("m@1", "cpu")])
+    again.close()

@@ -167,3 +167,13 @@ def test_a_name_that_is_forgotten_leaves_no_pin_of_its_own(bench: Bench) -> None
     following = Bench(bench.catalog)
     following.pins.restore()
     assert following.pinned == {}
+
+
+def test_a_pin_moves_with_the_row_of_its_version(bench: Bench) -> None:
+    bench.named("one", A)
+    bench.pins.set("one", A, CPU, pinned=True)
+    bench.pins.rename("one", "one@1")
+    assert bench.pins.is_pinned("one@1")
+    assert not bench.pins.is_pinned("one")
+    bench.open("one@1", B)
+    assert bench.now() == {(B, CPU)}, "it follows what its name stands for"

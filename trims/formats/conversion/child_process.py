@@ -117,7 +117,8 @@ class LimitedChild:
 
     def _start(self, python: Path | None, ties: Ties, config: dict[str, Any]) -> Child:
         other = "" if python is None or os.fspath(python) == sys.executable else python
-        environment = {**variables_for(other), "TMPDIR": self._scratch.path}
+        # Sets of names are pickled in the order of their hashes, and one artifact makes one image, everywhere.
+        environment = {**variables_for(other), "TMPDIR": self._scratch.path, "PYTHONHASHSEED": "0"}
         module = "trims.formats.conversion.child"
         command = run_ours(module, *ties.arguments, json.dumps(config), python=python or "")
         try:

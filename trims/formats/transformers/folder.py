@@ -103,6 +103,8 @@ def read_folder(config: Path, weights: str = "", *, with_code: bool = False) -> 
     Raises ArtifactError, ArtifactNotFoundError for what is missing, CallerError where several weights may be meant.
     """
     folder = config.parent
+    if not config.is_file():
+        raise ArtifactNotFoundError(f"{config} is not a file; a folder of a Hugging Face model has one")
     modules = _modules(folder)
     found = {CONFIG: config, **dict(_describing(folder, with_code))}
     for module in modules:

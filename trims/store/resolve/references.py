@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ManifestError, ModelNotFoundError, TrimsError
+from trims.manifests.references import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
+    from trims.registry.versions import Entry
 
 
 class References:
@@ -49,43 +51,48 @@ class References:
         """Remember what a manifest says that was just read."""
         self.known[name] = (target, self._clock())
 
-    def forget(self, name: str) -> None:
-        """Forget a name whose manifest changed or went."""
-        self.known.pop(name, None)
+    def forget(self, model: str) -> None:
+        """Forget a name in all its versions: a manifest or an alias changed, or went."""
+        for each in [each for each in list(self.known) if name_of(each) == model]:
+            self.known.pop(each, None)
 
     def target(self, name: str) -> str:
-        """Return the model that a name refers to; else the name itself. Raises as `followed`."""
-        return self.followed(name).name
+        """Return the model that a name refers to, as its manifest names it; else the name. Raises as `followed`."""
+        manifest = self._registry.find(name).manifest
+        if manifest.artifact.model is None:
+            return name
+        self.referred(manifest)
+        return manifest.artifact.model
 
-    def followed(self, name: str) -> Manifest:
-        """Return the manifest of the model that a name refers to; else that of the name.
+    def followed(self, name: str) -> Entry:
+        """Return the version of the model that a name refers to; else that of the name.
 
         Raises ModelNotFoundError for a name that is not registered, or refers to such a one; ManifestError for one that
         refers to a reference, or whose manifest cannot be read.
         """
-        manifest = self._registry.get(name)
-        return manifest if manifest.artifact.model is None else self.referred(manifest)
+        entry = self._registry.find(name)
+        return entry if entry.manifest.artifact.model is None else self.referred(entry.manifest)
 
-    def referred(self, manifest: Manifest) -> Manifest:
-        """Return the manifest of the model that a manifest refers to. Raises as `followed`."""
+    def referred(self, manifest: Manifest) -> Entry:
+        """Return the version of the model that a manifest refers to. Raises as `followed`."""
         name, model = manifest.name, str(manifest.artifact.model)
         try:
-            found = self._registry.get(model)
+            found = self._registry.find(model)
         except ModelNotFoundError as error:
             raise ModelNotFoundError(
                 f"{name!r} has the artifact of {model!r}, which is not registered; register that (`trims add`), or "
                 f"remove {name!r} (`trims rm {name}`)"
             ) from error
-        if found.artifact.model is not None:
+        if found.manifest.artifact.model is not None:
             raise ManifestError(
-                f"{name}: artifact: {model!r} has no artifact of its own, but that of {found.artifact.model!r}; name "
-                "that one"
+                f"{name}: artifact: {model!r} has no artifact of its own, but that of "
+                f"{found.manifest.artifact.model!r}; name that one"
             )
         return found
 
-    def manifest_of(self, manifest: Manifest) -> Manifest | None:
-        """Return the manifest of the model that a manifest refers to; None if it cannot be had."""
+    def entry_of(self, manifest: Manifest) -> Entry | None:
+        """Return the version of the model that a manifest refers to; None if there is none, or it cannot be had."""
         try:
-            return self.referred(manifest)
+            return None if manifest.artifact.model is None else self.referred(manifest)
         except TrimsError:
             return None

@@ -42,6 +42,8 @@ from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.formats.transformers.folder import main_in
 from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
+from trims.manifests.references import name_of
+from trims.registry.versions import Entry
 from trims.sources.http import shown
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
@@ -75,7 +77,7 @@ class Resolved:
     """A name that has been looked into.
 
     Attributes:
-        name: As asked for.
+        name: Row of the registered version (see `Entry.row`), or a path; what catalog and pins know it by.
         key: Image key.
         artifact: Files and options for the converter.
         recipe: What besides the bytes decides the image.
@@ -163,7 +165,10 @@ class Resolver:
         self._clock = clock
         self.remote = remote
         self._addresses = Addresses(remote, catalog)
+        #: Facts known of each row, and which row a name that was asked for led to, and when that was looked up.
         self._known: dict[str, Resolved] = {}
+        self._rows: dict[str, tuple[str, float]] = {}
+        self._changes_outside = registry.changes_outside
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
         #: Names whose manifests refer to another model's artifact.
@@ -205,13 +210,17 @@ class Resolver:
 
         Memory only: never blocks.
         """
-        known = self._known.get(name)
+        found = self._rows.get(name)
+        known = None if found is None else self._known.get(found[0])
+        if found is not None and self._changes_outside and self._clock() - found[1] >= _TRUST_S:
+            return None
         fresh = known is not None and self._clock() - known.checked_at_s < _TRUST_S
         return known if fresh and known is not None and known.in_place not in self._not_in_place else None
 
     def remembered(self, name: str) -> Resolved | None:
         """Return what the name stood for at the last look, however long ago. Memory only: never blocks."""
-        return self._known.get(name)
+        found = self._rows.get(name)
+        return self._known.get(name if found is None else found[0])
 
     def target(self, name: str) -> str:
         """Return the model that a name refers to by its manifest; else the name itself. Reads the registry.
@@ -230,8 +239,12 @@ class Resolver:
             self.references.referred(parse_manifest(raw, origin))
 
     def epoch(self, name: str) -> int:
-        """Return the name's epoch, which rises whenever its manifest changes or goes."""
-        return self._epochs.get(name, 0)
+        """Return the epoch of a model, which rises whenever a manifest or an alias of it changes or goes."""
+        return self._epochs.get(name_of(name) if "@" in name else name, 0)
+
+    def row_of(self, name: str) -> str:
+        """Return the row that a reference leads to; a path is its own. Reads the registry. Raises as `manifest`."""
+        return self._entry(name).row
 
     def resolve(self, name: str, reading: Reading = ANY_READING) -> Resolved:
         """Look into the name, reading the artifact if its files changed. Slow; call it from a worker.
@@ -244,12 +257,14 @@ class Resolver:
         while True:
             epoch = self.epoch(name)
             try:
-                known = name in self._known and not self._registry.changes_outside  # it has an artifact of its own
+                known = name in self._rows and not self._changes_outside  # it has an artifact of its own
                 target = name if known else self.target(name)
                 if target != name:
                     resolved = self.resolve(target, reading)
                 else:
-                    resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
+                    asked = None if known else self._entry(name)
+                    again = self._looked_at_again(name, reading, asked)
+                    resolved = again or self._resolve(asked or self._entry(name), reading)
                     resolved = self._unless_converted(resolved)
             except TrimsError:
                 if epoch == self.epoch(name):
@@ -269,10 +284,16 @@ class Resolver:
             self.references.remember(name, target)
             return True
 
-    def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
-        """Return what is known of the name, if its files are still those that were looked at; else None."""
-        known = self._known.get(name)
-        if known is not None and self._registry.changes_outside and self.manifest(name) != known.manifest:
+    def _looked_at_again(self, name: str, reading: Reading, asked: Entry | None) -> Resolved | None:
+        """Return what is known of the name, if its files are still those that were looked at; else None.
+
+        Args:
+            name: As it was asked for.
+            reading: See `resolve`.
+            asked: What the registry has now; None if it has what is remembered.
+        """
+        known = self._known.get(self._rows.get(name, ("", 0.0))[0] if asked is None else asked.row)
+        if known is not None and asked is not None and asked.manifest != known.manifest:
             return None
         if known is None or (reading.digest and not known.hashed) or self._has_gone(known):
             return None
@@ -290,8 +311,8 @@ class Resolver:
         fetched = known.manifest.artifact.uri is not None and known.cloud is None
         return fetched and not known.artifact.files and not self._is_on_host(known.key)
 
-    def _resolve(self, name: str, reading: Reading) -> Resolved:
-        manifest = self.manifest(name)
+    def _resolve(self, entry: Entry, reading: Reading) -> Resolved:
+        name, manifest = entry.row, entry.manifest
         known = self._without_artifact(name, manifest)
         if known is not None:
             return known
@@ -305,45 +326,49 @@ class Resolver:
         with self._lock:
             if self.epoch(name) != epoch:
                 return False
-            before, self._known[name] = self._known.get(name), resolved
-            while len(self._known) > _REMEMBERED:
-                self._known.pop(next(iter(self._known)))
+            row = resolved.name
+            before, self._known[row] = self._known.get(row), resolved
+            self._rows[name] = row, self._clock()
+            for remembered in (self._known, self._rows):
+                while len(remembered) > _REMEMBERED:
+                    remembered.pop(next(iter(remembered)))
             manifest = _text_of(resolved.manifest)
-            self._catalog.remember_format(name, resolved.artifact.format, manifest)
-            superseded = self._catalog.remember_key(name, resolved.key, manifest) if resolved.hashed else None
+            self._catalog.remember_format(row, resolved.artifact.format, manifest)
+            superseded = self._catalog.remember_key(row, resolved.key, manifest) if resolved.hashed else None
         if superseded is not None:
             self._superseded(superseded, resolved.key)
         if before is None or (before.key, before.artifact.format) != (resolved.key, resolved.artifact.format):
-            self._changed([name])
+            self._changed([name_of(resolved.name)])
         return True
 
-    def format_known(self, manifest: Manifest) -> str:
-        """Return the format of a model's artifact, as stated or found in this life or an earlier one; empty if unknown.
+    def format_known(self, row: str, manifest: Manifest) -> str:
+        """Return the format of a version's artifact, as stated or found in this life or an earlier one; else empty.
 
         Memory only: never blocks.
         """
         if manifest.artifact.model is not None:
-            target = self.references.manifest_of(manifest)
-            return "" if target is None else self.format_known(target)
-        return manifest.artifact.format or self._catalog.format_under(manifest.name, _text_of(manifest))
+            target = self.references.entry_of(manifest)
+            return "" if target is None else self.format_known(target.row, target.manifest)
+        return manifest.artifact.format or self._catalog.format_under(row, _text_of(manifest))
 
     def find_format(self, name: str) -> str:
         """Look at the first bytes of a model's file for its format; empty if it has no file yet. Slow, as a look.
 
         Raises what `resolve` raises.
         """
-        manifest = self.manifest(name)
+        entry = self._entry(name)
+        manifest = entry.manifest
         if manifest.artifact.builder is not None or not self._addresses.is_here(manifest):
             return ""
         found = manifest.artifact.format or detect(self._main_file(manifest)).format
-        if found != self.format_known(manifest):
-            self._catalog.remember_format(manifest.name, found, _text_of(manifest))
+        if found != self.format_known(entry.row, manifest):
+            self._catalog.remember_format(entry.row, found, _text_of(manifest))
             self._changed([manifest.name])
         return found
 
     def where_now(self, name: str) -> str | None:
         """Return `where` if that is known without reading anything, else None. Memory only: never blocks."""
-        known = self._known.get(name)
+        known = self.remembered(name)
         if known is not None:
             return known.mount
         return mount_of_now(Path(name.removeprefix(FILE_PREFIX))) if name.startswith(FILE_PREFIX) else None
@@ -361,24 +386,29 @@ class Resolver:
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest that says what a name opens: that of the model it refers to; one made up for a path."""
+        return self._entry(name).manifest
+
+    def _entry(self, name: str) -> Entry:
         if name.startswith(FILE_PREFIX):
-            return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
+            return Entry(name, Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX))))
         return self.references.followed(name)
 
     def forget(self, name: str) -> None:
-        """Make lookups under the old manifest count no more: the manifest changed or went."""
+        """Make lookups of a model count no more, in all its versions: a manifest or an alias changed, or went."""
+        model = name_of(name)
         with self._lock:
-            self._epochs[name] = self.epoch(name) + 1
-            self._known.pop(name, None)
-            self.references.forget(name)
+            self._epochs[model] = self.epoch(model) + 1
+            for remembered in (self._known, self._rows):
+                for each in [each for each in list(remembered) if name_of(each) == model]:
+                    del remembered[each]
+            self.references.forget(model)
 
     def looked_stale(self, name: str) -> None:
         """Drop trust in what is known of the name, so that the next look compares its files."""
         with self._lock:
-            name = self.references.of(name)
-            known = self._known.get(name)
+            known = self.remembered(self.references.of(name))
             if known is not None:
-                self._known[name] = replace(known, checked_at_s=-math.inf)
+                self._known[known.name] = replace(known, checked_at_s=-math.inf)
 
     def _from_artifact(self, name: str, manifest: Manifest, reading: Reading) -> Resolved:
         main = self._main_file(manifest, reading)

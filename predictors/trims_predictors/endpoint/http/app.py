@@ -121,7 +121,7 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/v2/models")
     async def models() -> dict[str, list[str]]:
-        return {"models": [model.name for model in await service.models()]}
+        return {"models": list(dict.fromkeys(model.name for model in await service.models()))}
 
     @router.get("/state")
     async def state() -> dict[str, Any]:

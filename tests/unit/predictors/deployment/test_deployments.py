@@ -195,11 +195,11 @@ def test_a_model_that_nothing_runs_is_told_with_what_its_manifest_lacks(retired:
         asyncio.run(made(Daemon(model(format_name="safetensors")), retired).of("m"))
 
 
-def test_a_version_must_be_that_of_the_manifest(retired: list[str]) -> None:
+def test_a_version_is_asked_of_the_daemon_and_refused_if_that_does_not_know_it(retired: list[str]) -> None:
     async def run() -> None:
         known = made(Daemon(model(framework={"name": "torch"})), retired)
         assert (await known.of("m", "1.2.3")).version == "1.2.3"
-        with pytest.raises(ModelNotFoundError, match=r"has the version 1.2.3, not '2'"):
+        with pytest.raises(ModelNotFoundError, match="no model 'm@2'"):
             await known.of("m", "2")
 
     asyncio.run(run())
@@ -544,3 +544,115 @@ def test_a_change_of_a_model_is_one_of_its_functions(retired: list[str]) -> None
         watching.cancel()
 
     asyncio.run(work())
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def versions(leads_to: str = "1") -> dict[str, Model]:
+    """Return what a daemon with two versions of `m` shows of each reference; a label leads to 2."""
+    shown = {}
+    for version in ("1", "2"):
+        manifest = {"name": "m", "version": version, "artifact": {"path": f"/m{version}.safetensors"}}
+        shown[f"m@{version}"] = dataclasses.replace(
+            model(),
+            version=version,
+            manifest_json=json.dumps({**manifest, "framework": {"name": "torch"}}),
+            reference=f"m@{version}",
+            versions=("1", "2"),
+        )
+    return {**shown, "m": shown[f"m@{leads_to}"], "m@next": shown["m@2"]}
+
+
+def versioned() -> Daemon:
+    daemon = Daemon()
+    daemon.models = versions()
+    return daemon
+
+
+def test_references_to_one_version_share_its_deployment_and_others_have_their_own(retired: list[str]) -> None:
+    async def run() -> None:
+        known = made(versioned(), retired)
+        plain, first, second, label = [
+            await known.of("m", version) for version in ("", "1", "2", "next")
+        ]  # fmt: skip
+        assert plain is first
+        assert second is label
+        assert plain.key != second.key
+        assert (plain.opened_as, second.opened_as, plain.versions_there) == ("m@1", "m@2", ("1", "2"))
+        assert await known.of("m@2") is second
+        assert known.current("m", "2") is known.guess("m", "2") is second
+
+    asyncio.run(run())
+
+
+def test_a_reference_that_is_switched_has_the_predictors_of_the_version_before_end(retired: list[str]) -> None:
+    async def run() -> None:
+        daemon = versioned()
+        known = made(daemon, retired)
+        first = await known.of("m")
+        daemon.models = versions("2")
+        known._mark(("m",))
+        assert known.current("m") is None
+        second = await known.of("m")
+        assert (first.version, second.version) == ("1", "2")
+        assert retired == [first.key]
+        daemon.models = versions("1")
+        known._mark(("m",))
+        assert await known.of("m") == first
+        assert retired == [first.key, second.key]
+
+    asyncio.run(run())
+
+
+def test_a_version_that_is_still_named_keeps_its_predictors_after_a_switch(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        daemon = versioned()
+        known = made(daemon, retired)
+        first = await known.of("m")
+        assert await known.of("m", "1") is first
+        daemon.models = versions("2")
+        known._mark(("m",))
+        assert (await known.of("m")).version == "2"
+        assert retired == []
+        monkeypatch.setattr(deployments, "_IN_USE_S", -1.0)
+        daemon.models = versions("1")
+        known._mark(("m",))
+        second = known.guess("m")
+        assert second is not None
+        assert (await known.of("m")).version == "1"
+        assert retired == [second.key]
+
+    asyncio.run(run())
+
+
+def test_all_references_to_a_version_are_forgotten_with_it(retired: list[str]) -> None:
+    async def run() -> None:
+        daemon = versioned()
+        known = made(daemon, retired)
+        first, second = await known.of("m"), await known.of("m", "next")
+        known.forget("m@1")
+        assert retired == [first.key]
+        assert known.current("m") is None
+        assert known.current("m", "next") is second
+        assert known.knows("m")
+        known.forget("m@next")
+        assert retired == [first.key, second.key]
+        assert not known.knows("m")
+
+    asyncio.run(run())
+
+
+def test_a_version_of_an_older_daemon_is_that_of_its_model(retired: list[str]) -> None:
+    async def run() -> None:
+        daemon = Daemon(model(framework={"name": "torch"}))
+        known = made(daemon, retired)
+        found = await known.of("m", "1.2.3")
+        assert (found.version, found.opened_as, found.versions_there) == ("1.2.3", "", ("1.2.3",))
+        for version in ("2", "stable"):
+            with pytest.raises(ModelNotFoundError, match="no model"):
+                await known.of("m", version)
+
+    asyncio.run(run())

@@ -23,11 +23,15 @@ class Daemon:
     async def models(self) -> list[Any]:
         if self.away:
             raise DaemonAwayError("no daemon")
-        return [SimpleNamespace(name=name, manifest={"predictor": given}) for name, given in self.hot.items()]
+        return [
+            SimpleNamespace(name=name, is_default=True, manifest={"predictor": given})
+            for name, given in self.hot.items()
+        ]
 
 
 class Unreadable:
     name = "broken"
+    is_default = True
 
     @property
     def manifest(self) -> Any:

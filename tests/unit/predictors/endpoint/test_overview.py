@@ -22,6 +22,7 @@ STATS = Stats(
 )  # fmt: skip
 REPORT = {
     "models": {"m": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}},
+    "versions": {"m@1": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}},
     "spares": {"torch": 1},
     "templates": {},
     "hot": {"m": 1},

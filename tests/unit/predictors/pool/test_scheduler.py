@@ -510,3 +510,40 @@ def test_a_predictor_is_starting_until_it_has_loaded_or_is_told_to_end() -> None
     schedule.ready(start.predictor)
     submitted(schedule, "c")  # takes the slot of the one that loads for no request
     assert [schedule.is_starting(each) for each in (start.predictor, other.predictor)] == [False, False]
+
+
+def test_a_predictor_for_what_waited_when_its_line_was_retired_ends_after_that() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    job, _ = submitted(schedule)
+    assert schedule.retire(DeploymentKey("a")) == []
+    assert schedule.done(predictor) == [Run(predictor, (job,))]
+    assert schedule.done(predictor) == [Stop(predictor)], "no request came since"
+
+
+def test_a_request_after_the_retirement_is_answered_by_a_new_predictor() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    waited, _ = submitted(schedule)
+    schedule.retire(DeploymentKey("a"))
+    last, _ = submitted(schedule)
+    stop, start = schedule.done(predictor)
+    assert stop == Stop(predictor)
+    assert isinstance(start, Start)
+    assert schedule.ready(start.predictor) == [Run(start.predictor, (waited,))]
+    assert schedule.done(start.predictor) == [Run(start.predictor, (last,))]
+    assert schedule.done(start.predictor) == [], "it stays, for the requests after the retirement"
+
+
+def test_an_idle_predictor_that_was_retired_ends_when_another_request_comes() -> None:
+    schedule = Schedule(4)
+    first = Job(DeploymentKey("a"), rows=1, group="x")
+    (start,) = schedule.submit(first, BATCHED)
+    assert isinstance(start, Start)
+    schedule.ready(start.predictor)
+    unripe = Job(DeploymentKey("a"), rows=1, group="x", batch_ready=False)
+    assert schedule.submit(unripe, BATCHED) == []
+    assert schedule.retire(DeploymentKey("a")) == []
+    assert schedule.done(start.predictor) == [], "it waits for the batch to fill"
+    steps = schedule.submit(Job(DeploymentKey("a"), rows=1, group="y", batch_ready=False), BATCHED)
+    assert Stop(start.predictor) in steps

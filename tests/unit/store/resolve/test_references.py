@@ -61,7 +61,7 @@ def test_a_reference_is_answered_with_the_image_of_its_model(
     found = resolver.resolve("f")
     assert (found.name, found.key) == ("m", resolver.resolve("m").key)
     assert catalog.names_of(found.key) == ["m"]
-    assert (resolver.references.of("f"), resolver.target("f"), resolver.format_known(registry.get("f"))) == (
+    assert (resolver.references.of("f"), resolver.target("f"), resolver.format_known("f", registry.get("f"))) == (
         "m", "m", "safetensors",
     )  # fmt: skip
     registry.put({"name": "m", "artifact": {"path": str(checkpoint("n"))}}, "", replace=True)

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from trims.registry.versions import Entry
     from trims.store.catalog import Catalog
+    from trims.store.resolve.hashing import Reading
+    from trims.store.resolve.resolver import Resolved
 
 
 @pytest.fixture
@@ -556,3 +559,79 @@ def test_the_text_of_a_manifest_is_what_an_older_daemon_has_stored() -> None:
         "preprocess": [{"kind": "softmax", "fields": {"input": "x", "keep": False, "axis": -1, "outputs": ["x"]}}],
         "postprocess": [], "outputs": [],
     }  # fmt: skip
+
+
+def versions(registry: SqliteRegistry, checkpoint: Callable[..., Path], *names: str) -> None:
+    """Register these versions of the model `m`, each with a file of its own."""
+    for name in names:
+        raw = {"name": "m", "version": name, "artifact": {"path": str(checkpoint(f"v{name}"))}}
+        registry.put(raw, "")
+
+
+def test_a_name_stands_for_the_version_that_it_leads_to_once_it_is_forgotten(
+    resolver: Resolver, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path]
+) -> None:
+    versions(registry, checkpoint, "1", "2")
+    first, second = resolver.resolve("m@1"), resolver.resolve("m@2")
+    assert resolver.resolve("m").key == first.key
+    assert (first.name, second.name, resolver.row_of("m")) == ("m@1", "m@2", "m@1")
+    registry.switch("m", "", "2")
+    before = resolver.epoch("m@1")
+    resolver.forget("m")
+    assert resolver.epoch("m@1") == resolver.epoch("m@2") == resolver.epoch("m") == before + 1
+    assert resolver.known("m") is resolver.remembered("m") is None
+    assert resolver.resolve("m").key == second.key
+    assert resolver.resolve("m@1").key == first.key
+    assert catalog.names_of(first.key) == ["m@1"], "what no name leads to any more is still registered"
+
+
+def test_names_that_lead_to_one_version_share_what_is_known_of_it(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_TRUST_S", 1000.0)
+    versions(registry, checkpoint, "1", "2")
+    registry.switch("m", "stable", "2")
+    resolver.resolve("m@2")
+    assert resolver.known("m@stable") is None, "it was not looked up yet"
+    found = resolver.resolve("m@stable")
+    assert resolver.known("m@stable") is resolver.known("m@2") is found
+
+
+def test_a_switch_during_a_look_is_not_lost(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions(registry, checkpoint, "1", "2")
+    real, looks = resolver._resolve, []
+
+    def during(entry: Entry, reading: Reading) -> Resolved:
+        found = real(entry, reading)
+        if not looks:
+            registry.switch("m", "", "2")
+            resolver.forget("m")
+        looks.append(entry.row)
+        return found
+
+    monkeypatch.setattr(resolver, "_resolve", during)
+    assert resolver.resolve("m").name == "m@2"
+    assert looks == ["m@1", "m@2"]
+
+
+def test_a_switch_by_another_program_counts_at_the_next_look_at_the_name(
+    catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    clock = [0.0]
+    shared, other = (SqliteRegistry(folder / "shared.db", shared=True) for _ in range(2))
+    with closing(shared), closing(other):
+        resolver = Resolver(
+            shared, catalog, InterpreterSelection(), folder / "artifacts", Limits(), clock=lambda: clock[0]
+        )
+        versions(other, checkpoint, "1", "2")
+        first = resolver.resolve("m")
+        other.switch("m", "", "2")
+        clock[0] = 0.4
+        assert resolver.resolve("m@1").key == first.key
+        assert resolver.known("m") is not None
+        clock[0] = 0.6
+        assert resolver.known("m@1") is not None
+        assert resolver.known("m") is None
+        assert resolver.resolve("m").name == "m@2"
