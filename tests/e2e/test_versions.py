@@ -155,7 +155,7 @@ def test_a_run_of_the_version_before_is_finished_and_its_predictor_ends(
 ) -> None:
     add(1, call="own_predictors:Slow")
     add(2)
-    endpoint = Endpoint(daemon.config.runtime_dir)
+    endpoint = Endpoint(daemon.config.runtime_dir, "--isolation", "process")  # in a namespace it has no name to give
     try:
         answers: list[tuple[int, Any]] = []
         asking = threading.Thread(target=lambda: answers.append(endpoint.infer("m", [2.0])))
