@@ -76,6 +76,34 @@ def test_the_page_says_how_to_add_the_first_model_and_shows_it_then(
     assert browser.evaluate("document.querySelectorAll('.model img').length") == 0
 
 
+def test_a_model_is_added_on_the_page_and_a_wrong_path_is_named(
+    daemon: Daemon, visit: Callable[..., Browser], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    token = folder / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    endpoint = Endpoint(daemon.config.runtime_dir, "--token-file", str(token))
+    try:
+        browser = visit(endpoint)
+        browser.wait("document.getElementById('token-dialog').open")
+        browser.write("secret")
+        browser.press("Enter")
+        browser.wait("!document.getElementById('no-models').hidden")
+        browser.tab_to("#add-open")
+        browser.press("Enter")
+        for path, outcome in (("/nowhere/at/all", "#add-error:not([hidden])"), (str(checkpoint("added")), ".model")):
+            browser.evaluate("document.getElementById('add-path').value = ''")
+            browser.evaluate("document.getElementById('add-path').focus()")
+            browser.write(path)
+            browser.press("Enter")
+            browser.wait(f"document.querySelector({json.dumps(outcome)})")
+            assert path in browser.text() or outcome == ".model"
+        assert browser.evaluate("document.getElementById('add-error').hidden")
+        assert browser.evaluate("document.getElementById('add-path').value") == ""
+    finally:
+        endpoint.end()
+
+
 def test_a_model_is_tried_with_the_keyboard_and_its_answer_tells_its_stages(
     daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
 ) -> None:

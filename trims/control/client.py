@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -424,12 +425,9 @@ class AsyncAdmin(_Door):
         """See `Admin.add`."""
         from trims.control import registration
 
-        request = registration.register(
-            source,
-            name,
-            replace=replace,
-            options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
-        )
+        options = _stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code)
+        # It looks into files, which may lie on a disk that hangs.
+        request = await asyncio.to_thread(registration.register, source, name, replace=replace, options=options)
         before = await self._known(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)

@@ -162,7 +162,8 @@ def _explained(what: str, transformers: Any) -> Iterator[None]:
     except (ValueError, KeyError) as error:
         if "auto_map" in str(error) or "trust_remote_code" in str(error):
             raise NotSupportedError(
-                f"{what} needs Python code of its own; if you trust its author, set options.trust_remote_code: true"
+                f"{what} needs Python code of its own; if you trust its author, add it with "
+                "--trust-remote-code (in a manifest options.trust_remote_code: true)"
             ) from error
         raise NotSupportedError(f"{what}: transformers {transformers.__version__}: {error}"[:2000]) from error
     except (RuntimeError, OSError, TypeError, AttributeError, IndexError, AssertionError, ZeroDivisionError) as error:

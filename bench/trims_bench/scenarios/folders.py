@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +34,16 @@ _COLD_NOTE = (
     "page cache. Two threads on both sides."
 )
 _STEADY_NOTE = (
-    "One request after the other, in turns; the endpoint is asked over HTTP, in JSON, by http.client over a connection "
-    "that is kept. The other side is a process that has made the pipeline, told by a pipe. Two threads on both sides."
+    "One request after the other, 20 of one side and then 20 of the other, since threads of torch spin for a while "
+    "after each answer; the endpoint is asked over HTTP, in JSON, by http.client over connections that are kept. The "
+    "other side is a process that has made the pipeline, told by a pipe. Two threads on both sides; for two clients, "
+    "two predictors of a thread each, which share the weights, and the time for 20 answers over 20."
 )
 _TUNES_NOTE = (
     "BERT of 4 layers and 29 million parameters, 20 folders of seeded weights that differ. The daemon may keep 8 "
-    "images in memory; each request is for the next folder, five rounds after the first one. Loading by a pipeline: "
-    "`pipeline(task, FOLDER)` and one answer, in a process that has imported transformers, for the same folders."
+    "images in memory, and serves these in place from their files; each request is for the next folder, five rounds "
+    "after the first one. Loading by a pipeline: `pipeline(task, FOLDER)` and one answer, for the same folders, in a "
+    "new process each, and in one that has imported transformers and loaded another one; files are in the page cache."
 )
 _RATE_NOTE = (
     "GPT-2 (124 million parameters, seeded), 48 tokens without sampling, in turns: over HTTP, and by `generate` of a "
@@ -79,6 +84,8 @@ def _bert(setup: Setup) -> Path:
     return _saved(setup, "bert-base-classifier", "BertForSequenceClassification", **(small if setup.quick else {}))
 
 
+#: Requests of one side before it is the other's turn.
+_BLOCK = 20
 #: Models by title: their folder, and the pipeline's task.
 _MODELS = {
     "MiniLM, embedding": (_minilm, "feature-extraction"),
@@ -179,8 +186,30 @@ def _beside(other: Started) -> int:
     return int(other.result())
 
 
+def _timed(asker: _Asker, name: str) -> int:
+    """Ask once; returns the nanoseconds that it took."""
+    began = time.perf_counter_ns()
+    asker.ask(f"/v2/models/{name}/infer", _body())
+    return time.perf_counter_ns() - began
+
+
+def _together(port: int, name: str) -> int:
+    """Have two clients ask at once; returns the nanoseconds for each answer."""
+
+    def ask() -> None:
+        with contextlib.closing(_Asker(port)) as asker:
+            for _ in range(_BLOCK // 2):
+                asker.ask(f"/v2/models/{name}/infer", _body())
+
+    began = time.perf_counter_ns()
+    with ThreadPoolExecutor(2) as clients:
+        for each in [clients.submit(ask), clients.submit(ask)]:
+            each.result()
+    return (time.perf_counter_ns() - began) // _BLOCK
+
+
 def steady(setup: Setup) -> Figure:
-    """Ask each model again and again, in turns with its pipeline."""
+    """Ask each model again and again, in turns with its pipeline: one client, then two for two predictors."""
     figure = Figure("folder_steady", _STEADY, [], [_STEADY_NOTE])
     with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, "--preload", _FRAMEWORK) as endpoint:
         asker = _Asker(endpoint.port)
@@ -188,20 +217,35 @@ def steady(setup: Setup) -> Figure:
             folder = find(setup)
             name = _add(daemon, folder, title.partition(",")[0].lower())
             daemon.load(name, place="cpu")
-            ours, theirs = [], []
+            ours, theirs, both, whole = [], [], [], []
             with started(answers, {"folder": str(folder), "task": task}) as other:
                 other.result()
-                for number in range(-10, setup.repeats(200)):
-                    began = time.perf_counter_ns()
-                    asker.ask(f"/v2/models/{name}/infer", _body())
-                    taken, beside = time.perf_counter_ns() - began, _beside(other)
-                    if number >= 0:
-                        ours.append(taken)
-                        theirs.append(beside)
+                for number in range(-1, setup.repeats(10)):
+                    taken, beside = (
+                        [_timed(asker, name) for _ in range(_BLOCK)],
+                        [_beside(other) for _ in range(_BLOCK)],
+                    )
+                    ours += taken if number >= 0 else []
+                    theirs += beside if number >= 0 else []
+                _set_predictor(daemon, name, instances=2, threads=1)
+                for number in range(-1, setup.repeats(10)):
+                    each, beside = _together(endpoint.port, name), [_beside(other) for _ in range(_BLOCK)]
+                    both += [each] if number >= 0 else []
+                    whole += [sum(beside) // _BLOCK] if number >= 0 else []
             sides = Samples("request", ours), Samples("pipeline in one process", theirs)
-            figure.comparisons.append(faster(f"{title}, answers per second", *sides, Bar(">=", 1.0)))
+            figure.comparisons.append(faster(f"{title}, answers per second to one client", *sides, Bar(">=", 1.0)))
+            sides = Samples("request, of two at once", both), Samples("pipeline in one process", whole)
+            figure.comparisons.append(
+                faster(f"{title}, answers per second of two predictors to two clients", *sides, Bar(">=", 1.0))
+            )
         asker.close()
     return figure
+
+
+def _set_predictor(daemon: DaemonProcess, name: str, **settings: int) -> None:
+    with daemon.door() as door:
+        manifest = door.show(name).manifest
+        door.add({**manifest, "predictor": {**manifest.get("predictor", {}), **settings}}, replace=True)
 
 
 def tunes(setup: Setup) -> Figure:
@@ -222,14 +266,25 @@ def tunes(setup: Setup) -> Figure:
         taken: list[int] = []
         for rounds in range(1 + setup.repeats(5)):
             for name in names:
-                began = time.perf_counter_ns()
-                asker.ask(f"/v2/models/{name}/infer", _body())
-                taken += [time.perf_counter_ns() - began] if rounds else []
+                nanoseconds = _timed(asker, name)
+                taken += [nanoseconds] if rounds else []
         asker.close()
+    fresh = []
+    for folder in folders[: setup.repeats(5)]:
+        began = time.perf_counter_ns()
+        call(answer_once, {"folder": str(folder), "task": "text-classification", "text": _TEXT})
+        fresh.append(time.perf_counter_ns() - began)
     loaded = call(load_each, {"folders": [str(each) for each in folders]})
-    ours, theirs = Samples("request", taken), Samples("pipeline made and asked", loaded)
-    last = Samples("p99 of requests", [ours.percentile(0.99)])
-    figure.comparisons.append(ratio("loading by a pipeline, over p99", theirs, last, Bar(">=", 10.0)))
+    ours, theirs = (
+        Samples("request", taken),
+        Samples("pipeline made and asked in a process that has loaded others", loaded),
+    )
+    last, new = Samples("p99 of requests", [ours.percentile(0.99)]), Samples("pipeline in a new process", fresh)
+    figure.comparisons += [
+        ratio("loading by a pipeline, a new process, over p99", new, last, Bar(">=", 10.0)),
+        ratio("loading by a pipeline in a process that has loaded others, over p99", theirs, last, Bar(">=", 10.0)),
+        ratio("loading by a pipeline in a process that has loaded others, over the median", theirs, ours, None),
+    ]
     return figure
 
 

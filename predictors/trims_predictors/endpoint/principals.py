@@ -74,4 +74,4 @@ def require_operator(what: str) -> None:
 
 def may_ask_for(tenant: Tenant | None, path: str) -> bool:
     """Return whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
-    return tenant is None or path.startswith(_OF_TENANTS) or is_openai(path) or is_openai(path)
+    return tenant is None or path.startswith(_OF_TENANTS) or is_openai(path)

@@ -431,6 +431,13 @@ class Service:
         finally:
             self.overview.expire()
 
+    async def add(self, path: str, *, name: str | None, task: str | None) -> Model:
+        """Register the folder of a Hugging Face model, or a file of weights, as `trims add` does."""
+        try:
+            return await self._daemon.add(path, name=name, task=task)
+        finally:
+            self.overview.expire()
+
     async def pin(self, model: str, place: str, *, pinned: bool) -> None:
         """Never evict a model from a place, or allow that again."""
         await (self._daemon.pin if pinned else self._daemon.unpin)(model, place)

@@ -58,11 +58,6 @@ class ModelFolder:
     describing: Mapping[str, Path]
     embeds: bool
 
-    @property
-    def needs_code(self) -> bool:
-        """Return whether the configuration names classes in Python files of the folder."""
-        return "auto_map" in self.config
-
     def read(self) -> dict[str, bytes]:
         """Return the content of all describing files by name. Raises ArtifactError."""
         return {name: _content(path) for name, path in self.describing.items()}

@@ -72,7 +72,7 @@ def build_app(
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
     stated = document(token=token is not None)
     app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
-    router = _router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes))
+    router = _router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes), has_token=token is not None)
     add_evaluation_routes(router, evaluations or Evaluations(Errands()), most_body_bytes)
     app.include_router(router)
     add_error_answers(app)
@@ -88,7 +88,7 @@ class _RouteWithHead(APIRoute):
         super().__init__(path, endpoint, methods=named | ({"HEAD"} if "GET" in named else set()), **given)
 
 
-def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> APIRouter:
+def _router(service: Service, most_body_bytes: int, workers: JsonWorkers, *, has_token: bool) -> APIRouter:
     router = APIRouter(route_class=_RouteWithHead)
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
     add_generate_routes(router, service, most_body_bytes)
@@ -98,7 +98,7 @@ def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> API
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)
     _add_shared_memory_routes(router, service, most_body_bytes)
-    add_page_routes(router, service, most_body_bytes)
+    add_page_routes(router, service, most_body_bytes, has_token=has_token)
     return router
 
 

@@ -311,4 +311,10 @@ def _page_paths() -> Json:
         ("evict", "Free a model's memory at a place; its idle predictors end", "Evicted"),
     ):
         paths[f"/ui/models/{{model}}/{name}"] = _with_names({"post": _operation(text, answer, errors, "PlaceRequest")})
+    adding = _operation(
+        "Add a folder of a Hugging Face model, or a file of weights", "Added",
+        {**errors, "403": "the endpoint has no token, or a tenant asks"}, "ModelToAdd",
+    )  # fmt: skip
+    adding["responses"]["201"] = adding["responses"].pop("200")
+    paths["/ui/models"] = {"post": adding}
     return paths

@@ -185,6 +185,15 @@ SCHEMAS: Json = {
         version=TEXT, daemon=ANY, places=items_of(ANY), models=items_of(ANY), spares=ANY, templates=ANY,
     ),
     "PlaceRequest": fields(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
+    "ModelToAdd": {
+        **fields(
+            required=("path",),
+            path={"type": "string", "pattern": "^/", "description": "the whole path, as the daemon's user can read it"},
+            name={"type": ["string", "null"]}, task={"type": ["string", "null"]},
+        ),
+        "additionalProperties": False,
+    },
+    "Added": fields(required=("name", "version", "format"), name=TEXT, version=TEXT, format=TEXT),
     "Brought": fields(required=("place", "bytes"), place=TEXT, bytes={"type": "integer"}),
     "Evaluations": fields(
         required=("evaluations", "running"), evaluations=items_of(ANY), running={"type": ["object", "null"]},

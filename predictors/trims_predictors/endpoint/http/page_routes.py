@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, PermissionDeniedError
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Path of the page's files; they hold nothing of this machine's.
 FILES = "/ui/files/"
+#: Ends of files that name code: manifests, and functions.
+_NAMING_CODE = (".yaml", ".yml", ".py")
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     # Nothing from elsewhere, no inline script or style, no frame round it, and no text that becomes markup.
@@ -44,10 +46,11 @@ def read_files() -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in found}
 
 
-def add_page_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
-    """Add the page, its files, its state and its orders."""
+def add_page_routes(router: APIRouter, service: Service, most_body_bytes: int, *, has_token: bool) -> None:
+    """Add the page, its files, its state and its orders; an endpoint without a token does not add models."""
     _add_files(router)
     _add_orders(router, service, most_body_bytes)
+    _add_addition(router, service, most_body_bytes, has_token=has_token)
 
     @router.get("/ui/state")
     async def state() -> Response:
@@ -103,3 +106,38 @@ def _add_orders(router: APIRouter, service: Service, most_body_bytes: int) -> No
     async def evict(request: Request, model: str) -> dict[str, Any]:
         evicted = await service.evict(model, await place_in(request) or "cpu")
         return {"freed": list(evicted.freed), "draining": list(evicted.draining)}
+
+
+def _add_addition(router: APIRouter, service: Service, most_body_bytes: int, *, has_token: bool) -> None:
+    @router.post("/ui/models", status_code=201)
+    async def add(request: Request) -> Response:
+        if not has_token:  # the daemon reads what its user may read, and any user of this machine can ask
+            raise PermissionDeniedError(
+                "models are added over HTTP with the operator's token only, and this endpoint has none; start it with "
+                "--token-file, or run `trims add PATH`"
+            )
+        path, name, task = _wanted(await read_object(request, most_body_bytes))
+
+        async def added() -> Response:
+            model = await service.add(path, name=name, task=task)
+            return JSONResponse({"name": model.name, "version": model.version, "format": model.format}, 201)
+
+        return await unless_gone(request, added())
+
+
+def _wanted(given: dict[str, Any]) -> tuple[str, str | None, str | None]:
+    """Return path, name and task of a model to add. Raises CallerError."""
+    unknown = sorted(given.keys() - {"path", "name", "task"})
+    if unknown:
+        raise CallerError(f"a model is added by 'path', 'name' and 'task'; {unknown[0]!r:.80} is none of these")
+    for field, value in given.items():
+        if value is not None and not isinstance(value, str):
+            raise CallerError(f"{field!r} must be a text, not {value!r:.80}")
+    path = given.get("path") or ""
+    if not path.startswith("/"):
+        raise CallerError(f"'path' must be the whole path of a folder or a file of weights, not {path!r:.80}")
+    if path.endswith(_NAMING_CODE):
+        raise CallerError(
+            f"{path:.200} can name code to run, so it is not added over HTTP; run `trims add {path:.200}`"
+        )
+    return path, given.get("name") or None, given.get("task") or None

@@ -1,5 +1,6 @@
 // The page: asks for the state every second, and hands it to the parts that show it.
 
+import { openAddition } from "./addition.js";
 import { AwayError, NoTokenError, get } from "./api.js";
 import { byId, count, setText, show, span } from "./dom.js";
 import { openEvaluations, showKnownModels } from "./evaluations.js";
@@ -96,6 +97,7 @@ setInterval(() => {
   beats += 1;
   if (!document.hidden && !stopped && (routes.current() === "models" || beats % SELDOM === 0)) refresh();
 }, EVERY_MS);
+openAddition(refresh, sentence);
 routes.addView("models", () => { if (!stopped) refresh(); });
 routes.addView("evaluations", openEvaluations);
 routes.addView("traces", openTraces);

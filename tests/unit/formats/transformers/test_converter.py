@@ -78,6 +78,16 @@ def test_an_image_and_the_folder_in_place_make_the_same_module(bert: Path) -> No
         assert torch.equal(first, second)
 
 
+def test_an_image_that_others_made_is_a_module_without_its_pickle(bert: Path) -> None:
+    with Weights.map_file(image_of(bert)) as weights:
+        weights.foreign = "s3://bucket/bert"
+        module = over_weights.module(weights)
+        weights.foreign, weights.trusted = "", True
+        assert type(module) is type(over_weights.module(weights))
+        for name, tensor in load_file(bert / "model.safetensors").items():
+            assert torch.equal(module.state_dict()[name], tensor)
+
+
 def test_the_signature_is_that_of_the_task(bert: Path) -> None:
     found = CONVERTER.signature(Artifact("transformers", CONVERTER.files(bert / "config.json", {}), {}))
     assert [each.name for each in found.outputs] == ["label", "score"]

@@ -144,10 +144,3 @@ def test_what_describes_a_model_has_bounds(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(folders, "_MOST_CONFIG_BYTES", 3)
     with pytest.raises(ArtifactError, match="configuration"):
         read_config(folder / "config.json")
-
-
-def test_a_folder_whose_configuration_names_code_says_so(tmp_path: Path) -> None:
-    plain = make(tmp_path / "plain", CONFIG, "model.safetensors")
-    coded = make(tmp_path / "coded", {**CONFIG, "auto_map": {"AutoModel": "m.M"}}, "model.safetensors")
-    assert not read_folder(plain / "config.json").needs_code
-    assert read_folder(coded / "config.json").needs_code

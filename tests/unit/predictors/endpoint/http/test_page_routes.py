@@ -29,6 +29,10 @@ class StandIn:
         self.did.append(("load", model, place))
         return SimpleNamespace(place="cpu", nbytes=7)
 
+    async def add(self, path: str, *, name: str | None, task: str | None) -> Any:
+        self.did.append(("add", path, name, task))
+        return SimpleNamespace(name="bert", version="1", format="transformers")
+
     async def pin(self, model: str, place: str, *, pinned: bool) -> None:
         self.did.append(("pin" if pinned else "unpin", model, place))
 
@@ -134,3 +138,35 @@ def test_a_link_on_another_site_may_lead_to_the_page() -> None:
     assert (
         ask("POST", "/ui/models/m/pin", {}, sec_fetch_site="same-origin", origin="http://localhost:8000").status == 200
     )
+
+
+def test_a_folder_is_added_by_who_brings_the_token() -> None:
+    service = StandIn()
+    given = {"path": "/models/bert", "task": "fill-mask", "name": ""}
+    reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret", service=service)
+    assert (reply.status, reply.json()) == (201, {"name": "bert", "version": "1", "format": "transformers"})
+    assert service.did == [("add", "/models/bert", None, "fill-mask")]
+
+
+def test_an_endpoint_without_a_token_adds_no_model_and_names_the_remedy() -> None:
+    service = StandIn()
+    reply = ask("POST", "/ui/models", {"path": "/models/bert"}, service=service)
+    assert (reply.status, "--token-file" in reply.json()["error"], service.did) == (403, True, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "path"),
+        ({"path": "models/bert"}, "models/bert"),
+        ({"path": "hf://org/bert"}, "hf://org/bert"),
+        ({"path": 3}, "path"),
+        ({"path": "/models/m", "trust_remote_code": True}, "trust_remote_code"),
+        ({"path": "/models/m.yaml"}, "trims add"),
+        ({"path": "/models/handler.py"}, "trims add"),
+    ],
+)
+def test_what_is_no_path_of_a_model_is_refused(given: dict[str, Any], named: str) -> None:
+    service = StandIn()
+    reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret", service=service)
+    assert (reply.status, named in reply.json()["error"], service.did) == (400, True, [])

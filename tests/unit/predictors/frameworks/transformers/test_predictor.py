@@ -197,6 +197,18 @@ def test_a_folder_without_a_tokenizer_is_refused_by_what_it_lacks(tmp_path: Path
         pass
 
 
+def test_a_tokenizer_of_50_mb_is_read_as_a_small_one(tmp_path: Path) -> None:
+    folder = save(named("BertForSequenceClassification"), tmp_path / "m")
+    with loaded(folder) as predictor:
+        expected = predictor.predict({"text": texts("a text")})
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"].update({f"word-{number:034}": 1 for number in range(50_000_000 // 44)})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert (folder / "tokenizer.json").stat().st_size > 50_000_000
+    with loaded(folder) as predictor:
+        assert predictor.predict({"text": texts("a text")})["score"] == expected["score"]
+
+
 def test_the_predictor_is_that_of_the_framework(load: Any) -> None:
     assert type(make(PREDICTORS["transformers"], "class", "")) is TransformersPredictor
     assert set(TASKS) >= {each.task for each in TINY}
