@@ -33,10 +33,11 @@ class Generator:
         self.fails_after = 0
         self.asked: list[dict[str, Any]] = []
         self.hangs = False
+        self.registered = [SimpleNamespace(name="m", reference="m@1.0.0", versions=("1.0.0",))]
         self.cancelled = asyncio.Event()
 
     async def models(self) -> list[Any]:
-        return [SimpleNamespace(name="m")]
+        return self.registered
 
     async def deployment(self, model: str, version: str = "") -> Any:
         del version

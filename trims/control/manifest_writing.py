@@ -10,6 +10,7 @@ import yaml
 from trims.control.artifacts import manifest_for
 from trims.control.look import look
 from trims.core.units import format_bytes
+from trims.formats.transformers.folder import main_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,8 @@ def written_manifest(path: Path, name: str | None, has: Callable[[str], bool]) -
     """
     raw = manifest_for(path, name)
     artifact = dict(raw["artifact"])
-    main = Path(artifact["path"])
+    stated = Path(artifact["path"])
+    main = main_in(stated) if stated.is_dir() else stated
     found = look(main, artifact.get("options", {}), str(artifact.get("format", "")))
     artifact.setdefault("format", found.format)
     parts = [

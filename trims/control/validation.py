@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.control.functions import check_handler
 from trims.control.manifest_lines import Lines, Problem, yaml_problem
-from trims.core.errors import ManifestError, TrimsError
+from trims.core.errors import ArtifactNotFoundError, ManifestError, TrimsError
 from trims.formats.conversion.conversion import converter, detect
+from trims.formats.transformers.converter import TransformersConverter
+from trims.formats.transformers.folder import main_in
 from trims.manifests.manifest import Manifest, parse_manifest
+from trims.manifests.tasks import check_task
 from trims.registry.base import parse_yaml
 
 if TYPE_CHECKING:
@@ -144,16 +147,38 @@ def _artifact(manifest: Manifest) -> Iterator[tuple[str, str]]:
         if main is None:
             yield field, f"the Python package {source.package[0]!r} is not installed here; install it"
             return
-    if main is not None and not main.is_file():
-        yield field, f"{main} is no file; correct the path, or put it there"
+    try:
+        main = None if main is None else _main_file(main)
+    except TrimsError as error:
+        yield field, str(error)
         main = None
+    chosen = None
     try:
         if source.format is not None:
-            converter(source.format)
+            chosen = converter(source.format)
         elif main is not None:
-            detect(main)
+            chosen = detect(main)
     except TrimsError as error:
         yield "artifact.format" if source.format is not None else field, str(error)
+    if chosen is not None and chosen.format == TransformersConverter.format:
+        yield from _task(source.options)
+
+
+def _main_file(path: Path) -> Path:
+    """Return the file by which a file, or a folder with one, is opened. Raises ArtifactError, CallerError."""
+    main = main_in(path) if path.is_dir() else path
+    if not main.is_file():
+        raise ArtifactNotFoundError(f"{main} is no file; correct the path, or put it there")
+    return main
+
+
+def _task(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "task" not in options:
+        return  # what the architecture says
+    try:
+        check_task(options["task"])
+    except TrimsError as error:
+        yield "artifact.options.task", str(error)
 
 
 def _in_package(package: str, path: str) -> Path | None:

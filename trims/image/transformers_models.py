@@ -21,7 +21,7 @@ from trims.manifests.tasks import EMBEDDING, FEATURES, auto_class
 from trims.process.packages import install_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from trims.image.model_files import Described
 
@@ -71,7 +71,7 @@ def make_module(
         with_code: Python files of the folder may run.
 
     Raises:
-        ArtifactError: Tensors are missing or have other shapes than the configuration says.
+        ArtifactError: Tensors are missing, have other shapes or belong to more layers than the configuration says.
         NotSupportedError: The installed library does not know the architecture, or lacks what it needs.
     """
     transformers = library()
@@ -83,8 +83,9 @@ def make_module(
                 None, config=config, state_dict=dict(state), output_loading_info=True, dtype="auto"
             )
         _check(module, found, described.task, what)
+        _check_layers(module, found["unexpected_keys"], what)
         if _GENERATION_CONFIG in described.files:
-            module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+            module.generation_config = _generation_config(transformers, folder, what)
     return module.eval(), frozenset(found["unexpected_keys"])
 
 
@@ -143,6 +144,50 @@ def _check(module: torch.nn.Module, found: Mapping[str, Any], task: str, what: s
             f"{what} lacks {', '.join(missing[:_SHOWN_NAMES])}{more}, which {type(module).__name__} needs for the task "
             f"{task}: state the task that the weights were trained for, such as {FEATURES}"
         )
+
+
+def _check_layers(module: torch.nn.Module, unused: Iterable[str], what: str) -> None:
+    """Raise ArtifactError for tensors of layers behind the last that the configuration states.
+
+    A model without its last layers answers, and wrongly. Other tensors may be unused: a head of another task is.
+    """
+    layers = _numbers_of_layers(module)
+    left = sorted(name for name in unused if _is_behind(name, layers))
+    if left:
+        more = f" and {len(left) - _SHOWN_NAMES} more" if len(left) > _SHOWN_NAMES else ""
+        raise ArtifactError(
+            f"{what} does not fit its config.json, which states fewer layers than the weights have: left over are "
+            f"{', '.join(left[:_SHOWN_NAMES])}{more}"
+        )
+
+
+def _numbers_of_layers(module: torch.nn.Module) -> dict[str, int]:
+    """Return how many layers each list of a module has, by its names in files: with and without the base's prefix."""
+    base = f"{getattr(module, 'base_model_prefix', '')}.".lstrip(".")
+    found: dict[str, int] = {}
+    for name, part in module.named_modules():
+        if name and isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential)):
+            for each in (name, name.removeprefix(base), base + name):
+                found[each] = max(len(part), found.get(each, 0))
+    return found
+
+
+def _is_behind(name: str, layers: Mapping[str, int]) -> bool:
+    """Return whether a tensor belongs to a layer behind the last of its list."""
+    parts = name.split(".")
+    return any(
+        part.isdecimal() and int(part[:9]) >= layers.get(".".join(parts[:at]), 1 << 30)
+        for at, part in enumerate(parts[:-1])
+    )
+
+
+def _generation_config(transformers: Any, folder: str, what: str) -> Any:
+    """Return the configuration of generation. Raises ArtifactError: the library's words name a temporary folder."""
+    try:
+        return transformers.GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        said = str(error).replace(f"{folder}/", "")[:2000]
+        raise ArtifactError(f"{what}: its {_GENERATION_CONFIG} cannot be used: {said}") from error
 
 
 def _is_unused(name: str, task: str) -> bool:

@@ -148,11 +148,11 @@ def task_of(config: Mapping[str, Any], embeds: bool, where: str) -> str:
     found = _of_architecture(architecture, str(config.get("model_type", "")))
     if found is None:
         said = (
-            f"its architecture {architecture!r:.100} says" if architecture else "its config.json names no architecture"
+            f"its architecture {architecture!r:.100} says no task"
+            if architecture
+            else "its config.json names no architecture, which would say the task"
         )
-        raise CallerError(
-            f"{where}: {said} no task; state one of {', '.join(TASKS)} (--task, in a manifest options.task)"
-        )
+        raise CallerError(f"{where}: {said}; state one of {', '.join(TASKS)} (--task, in a manifest options.task)")
     return found
 
 

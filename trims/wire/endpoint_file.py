@@ -1,7 +1,7 @@
 """File in the daemon's runtime folder by which an endpoint is found: it says where the endpoint answers.
 
-The endpoint writes it when it listens and removes it when it ends. One that was killed leaves it behind, so what it
-says is tried, and never believed.
+The endpoint writes it when it listens. When it ends, the one that was there before has its place again if it still
+runs; else the file goes. One that was killed leaves it behind, so what it says is tried, and never believed.
 """
 
 from __future__ import annotations
@@ -65,9 +65,29 @@ def read_text(path: str) -> str:
         return ""
 
 
-def withdraw_address(runtime_dir: str, pid: int) -> None:
-    """Remove the file if this process wrote it. Another endpoint's file stays."""
+def withdraw_address(runtime_dir: str, pid: int, before: EndpointAddress | None = None) -> None:
+    """Take an address back that this process left. Another endpoint's file stays.
+
+    Args:
+        runtime_dir: The daemon's.
+        pid: Of this process.
+        before: Address that was there before; written again if that process still runs.
+    """
     found = read_address(runtime_dir)
-    if found is not None and found.pid == pid:
-        with contextlib.suppress(OSError):
+    if found is None or found.pid != pid:
+        return
+    with contextlib.suppress(OSError):
+        if before is not None and before.pid != pid and _runs(before.pid):
+            leave_address(runtime_dir, before)
+        else:
             os.unlink(os.path.join(runtime_dir, ENDPOINT_FILE))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -21,7 +21,7 @@ from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.logs import configure
 from trims.trace import spans
 from trims.trace.context import current
-from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
+from trims.wire.endpoint_file import EndpointAddress, leave_address, read_address, withdraw_address
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
 from trims_predictors.endpoint.errands import Errands
@@ -332,15 +332,16 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, endin
     host, port = sock.getsockname()[:2]
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     folder = settings.address_dir or settings.pool.runtime_dir
+    before = read_address(folder)
     try:
         leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
     except OSError as error:
         _log.warning(
             "`trims run` and `trims status` will not find it: %s cannot be written: %s", folder, error.strerror
         )
-    ending.add_sign(partial(withdraw_address, folder, os.getpid()))
+    ending.add_sign(partial(withdraw_address, folder, os.getpid(), before))
     _log.info("serves the Open Inference Protocol at %s/v2", url)  # last: `trims run` finds it from now on
     try:
         yield
     finally:
-        withdraw_address(folder, os.getpid())
+        withdraw_address(folder, os.getpid(), before)

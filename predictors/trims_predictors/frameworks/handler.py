@@ -61,9 +61,11 @@ class HandlerPredictor:
     def predict(self, inputs: Arrays) -> Arrays:
         """One event.
 
-        Raises what the handler raises, CallerError for an event that is no JSON, and PredictorError for an answer that
-        JSON cannot hold.
+        Raises what the handler raises, CallerError for no event or one that is no JSON, and PredictorError for an
+        answer that JSON cannot hold.
         """
+        if EVENT not in inputs:
+            raise CallerError(f"it is a function, whose only input is {EVENT!r}; call it by POST /functions/NAME")
         answer = answer_text(self._function(self._model, _event(inputs[EVENT].ravel())))
         return {ANSWER: np.array([answer.encode()], dtype=object)}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import mxnet_files
 import numpy as np
 import pytest
+from tiny_models import named, save
 
 from trims.cli.main import main
 
@@ -56,6 +57,20 @@ def test_what_init_writes_is_valid_and_is_registered(
     assert main(["validate", str(manifest)]) == 0
     assert f"{manifest}: ok" in capsys.readouterr().out
     assert main(["--runtime-dir", str(daemon.config.runtime_dir), "add", str(manifest)]) == 0
+
+
+def test_the_folder_of_a_hugging_face_model_is_written_checked_and_registered(
+    daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, manifest = save(named("BertForSequenceClassification"), folder / "models" / "m"), folder / "written.yaml"
+    add = ["--runtime-dir", str(daemon.config.runtime_dir), "add"]
+    assert main(["manifest", "init", str(model), "-o", str(manifest)]) == 0
+    assert main(["validate", str(manifest)]) == 0
+    assert f"{manifest}: ok" in capsys.readouterr().out
+    assert main([*add, str(manifest)]) == 0
+    (model / "config.json").write_text("{")
+    assert main([*add, str(model), "--name", "broken"]) != 0
+    assert f"{model / 'config.json'} is no JSON" in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_kept_unless_it_is_forced(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.control.artifacts import _name_for, manifest_for
-from trims.core.errors import ArtifactNotFoundError, CallerError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
 from trims.formats.folders import WEIGHTS as _WEIGHTS
 from trims.manifests.manifest import parse_manifest
 
@@ -57,7 +57,7 @@ def test_of_a_folder_the_first_known_name_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_and_a_path_to_nothing_are_told_apart(tmp_path: Path) -> None:
-    made(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{}")
     made(tmp_path / "optimizer.bin")
     with pytest.raises(CallerError, match=r"holds none of model\.safetensors.*; name the file with the weights itself"):
         manifest_for(tmp_path, None)
@@ -76,9 +76,10 @@ def test_a_folder_without_weights_and_a_path_to_nothing_are_told_apart(tmp_path:
     ],
 )
 def test_of_a_folder_with_one_file_of_weights_that_file_is_taken_whatever_its_name(tmp_path: Path, name: str) -> None:
-    for other in ("config.json", "training_args.bin", "optimizer.pt", "rng_state_0.pth", name):
+    for other in ("training_args.bin", "optimizer.pt", "rng_state_0.pth", name):
         made(tmp_path / name)
         made(tmp_path / other)
+    (tmp_path / "config.json").write_text("{}")
     assert manifest_for(tmp_path, "m")["artifact"]["path"] == str(tmp_path / name)
 
 
@@ -153,6 +154,20 @@ def test_an_option_of_another_artifact_is_refused(tmp_path: Path, name: str, opt
     artifact = tmp_path if name == "folder" else tmp_path / "model.safetensors"
     with pytest.raises(CallerError, match=next(iter(options)).replace("_", "[_-]")):
         manifest_for(artifact, "m", options)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", bytes(3 << 20)])
+def test_a_folder_whose_configuration_is_none_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
+    made(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"config\.json is "):
+        manifest_for(tmp_path, "m")
+
+
+def test_a_configuration_of_no_model_leaves_the_tensors(tmp_path: Path) -> None:
+    weights = made(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"hidden_size": 3}')
+    assert manifest_for(tmp_path, "m") == {"name": "m", "artifact": {"path": str(weights)}}
 
 
 def test_an_architecture_without_a_task_needs_one(tmp_path: Path) -> None:

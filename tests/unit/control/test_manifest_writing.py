@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiny_models import named, save
 
+from trims.control.artifacts import manifest_for
 from trims.control.manifest_writing import written_manifest
 from trims.core.errors import ArtifactNotFoundError
 from trims.manifests.manifest import Manifest, parse_manifest
@@ -61,6 +63,19 @@ def test_a_path_with_strange_characters_stays_a_comment_and_a_text(
     text, found = written(strange)
     assert found.artifact.path == str(strange)
     assert "a: {b}" in text.split("\n")[0]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_folder_of_a_hugging_face_model_is_what_add_registers(tmp_path: Path, safe: bool) -> None:
+    model = save(named("BertForSequenceClassification"), tmp_path / "m", safe=safe)
+    text, found = written(model)
+    stated = parse_manifest(manifest_for(model, None))
+    assert (found.artifact, found.framework, found.attributes) == (stated.artifact, stated.framework, stated.attributes)
+    assert (found.artifact.path, found.artifact.format) == (str(model), "transformers")
+    assert found.artifact.options == {"task": "text-classification"}
+    assert [each.name for each in found.inputs] == ["text"]
+    assert [each.name for each in found.outputs] == ["label", "score"]
+    assert "# transformers, 4 files: 41 tensors (41 F32), " in text
 
 
 def test_nothing_there_is_told() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+from trims.control.artifacts import manifest_for
 from trims.control.validation import as_json, check_manifests
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
@@ -94,6 +97,48 @@ def test_a_manifest_that_is_right_has_no_problem(
     path = checkpoint("m")
     assert check(f"name: m\nversion: 1.10\nartifact: {{path: {path.name}}}\nframework: {{name: numpy}}") == []
     assert check("name: m\nartifact: {uri: hf://org/name}") == [], "what is fetched is not looked at"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return the folder of a Hugging Face model, as far as a check looks at it."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def test_a_folder_that_may_be_added_may_be_an_artifact(
+    model: Path, checkpoint: Callable[..., Path], check: Callable[[str], list[tuple[int, str, str]]]
+) -> None:
+    assert check(yaml.safe_dump(manifest_for(model, "m"))) == []
+    assert check(f"name: m\nartifact: {{path: {model}}}") == []
+    assert check(f"name: m\nartifact: {{path: {checkpoint('model').parent}}}") == []
+
+
+def test_a_folder_without_weights_or_with_a_broken_configuration_is_no_artifact(
+    model: Path, check: Callable[[str], list[tuple[int, str, str]]]
+) -> None:
+    text = f"name: m\nartifact:\n  format: transformers\n  path: {model}"
+    (model / "config.json").write_text("{")
+    ((line, field, message),) = check(text)
+    assert (line, field) == (4, "artifact.path")
+    assert "config.json is no JSON" in message
+    (model / "config.json").unlink()
+    (model / "model.safetensors").unlink()
+    ((line, field, message),) = check(text)
+    assert (line, field) == (4, "artifact.path")
+    assert "holds none of model.safetensors" in message
+
+
+@pytest.mark.parametrize("stated", ["format: transformers, ", ""])
+@pytest.mark.parametrize("task", ["translation", "3"])
+def test_a_task_that_there_is_not_is_told(
+    model: Path, check: Callable[[str], list[tuple[int, str, str]]], stated: str, task: str
+) -> None:
+    ((line, field, message),) = check(f"name: m\nartifact: {{path: {model}, {stated}\n  options: {{task: {task}}}}}")
+    assert (line, field) == (3, "artifact.options.task")
+    assert "there is no task" in message
+    assert "fill-mask" in message
 
 
 def test_two_files_with_one_name_are_told_and_files_that_are_none(folder: Path) -> None:

@@ -66,6 +66,52 @@ def test_a_configuration_that_lies_about_sizes_is_refused(bert: tuple[State, dic
         make_module(bert[0], described(bert[1], hidden_size=64), "m")
 
 
+@pytest.mark.parametrize("number", [1, 0, -1])
+@pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
+def test_a_configuration_that_states_fewer_layers_is_refused(
+    bert: tuple[State, dict[str, bytes]], task: str, number: int
+) -> None:
+    with pytest.raises(ArtifactError, match=rf"fewer layers .*encoder\.layer\.{max(number, 0)}\.attention"):
+        make_module(bert[0], described(bert[1], task, num_hidden_layers=number), "m")
+
+
+@pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
+def test_layers_are_counted_whatever_the_prefix_of_the_names(bert: tuple[State, dict[str, bytes]], task: str) -> None:
+    state = {name.removeprefix("bert."): each for name, each in bert[0].items()}
+    make_module(state, described(bert[1], task), "m")
+    with pytest.raises(ArtifactError, match="fewer layers"):
+        make_module(state, described(bert[1], task, num_hidden_layers=1), "m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("GPT2LMHeadModel", {"n_layer": 1}),
+        ("ViTForImageClassification", {"num_hidden_layers": 1}),
+        ("T5ForConditionalGeneration", {"num_layers": 1}),
+        ("BartForConditionalGeneration", {"decoder_layers": 1}),
+    ],
+)
+def test_layers_of_every_list_are_counted(tmp_path: Path, kind: str, fields: dict[str, int]) -> None:
+    folder = save(named(kind), tmp_path / "m")
+    state, files = load_file(folder / "model.safetensors"), read_folder(folder / "config.json").read()
+    with pytest.raises(ArtifactError, match="fewer layers"):
+        make_module(state, described(files, named(kind).task, **fields), "m")
+
+
+def test_other_tensors_that_a_task_does_not_use_are_no_layers(bert: tuple[State, dict[str, bytes]]) -> None:
+    others = {name: torch.zeros(1) for name in ("head.7.weight", "layer.9.weight", "bert.encoder.layer.mine", "9")}
+    _, unused = make_module({**bert[0], **others}, described(bert[1]), "m")
+    assert unused == set(others)
+
+
+def test_a_configuration_of_generation_that_cannot_be_used_is_named(bert: tuple[State, dict[str, bytes]]) -> None:
+    files = {**bert[1], "generation_config.json": b"{"}
+    with pytest.raises(ArtifactError, match=r"^m: its generation_config\.json") as refused:
+        make_module(bert[0], described(files), "m")
+    assert "trims-model-" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

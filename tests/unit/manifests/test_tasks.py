@@ -50,6 +50,19 @@ def test_an_architecture_that_says_nothing_is_refused_with_all_tasks(config: dic
     assert "/models/new" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (["SomethingNew"], "f: its architecture 'SomethingNew' says no task; state one of "),
+        ([], "f: its config.json names no architecture, which would say the task; state one of "),
+    ],
+)
+def test_what_says_no_task_is_told_in_a_sentence(named: list[str], words: str) -> None:
+    with pytest.raises(CallerError) as refused:
+        task_of({"architectures": named}, embeds=False, where="f")
+    assert str(refused.value).startswith(words)
+
+
 def test_modules_of_sentence_transformers_make_embeddings_whatever_the_architecture() -> None:
     assert task_of({"architectures": ["MPNetForMaskedLM"]}, embeds=True, where="f") == "sentence-embedding"
 

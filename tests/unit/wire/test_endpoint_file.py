@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,18 @@ def test_what_was_said_is_read_until_the_process_that_said_it_withdraws_it(tmp_p
     withdraw_address(str(tmp_path), 7)
     withdraw_address(str(tmp_path), 7)
     assert os.listdir(tmp_path) == []
+
+
+def test_the_endpoint_that_was_there_before_has_its_place_again_if_it_still_runs(tmp_path: Path) -> None:
+    folder, runs = str(tmp_path), EndpointAddress(os.getppid(), "http://127.0.0.1:8000")
+    leave_address(folder, ADDRESS)
+    withdraw_address(folder, 7, runs)
+    assert read_address(folder) == runs
+    child = subprocess.Popen(["true"])
+    child.wait(timeout=60)
+    leave_address(folder, ADDRESS)
+    withdraw_address(folder, 7, EndpointAddress(child.pid, "http://127.0.0.1:8002"))
+    assert read_address(folder) is None
 
 
 def test_it_is_for_this_user_only(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ sentence-transformers names. Standard library only.
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +66,14 @@ class ModelFolder:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Return whether a folder holds a model of Hugging Face's libraries, with weights that a module can be made of."""
-    if not (folder / CONFIG).is_file():
+    """Return whether a folder holds a model of Hugging Face's libraries, with weights that a module can be made of.
+
+    Raises ArtifactError for a `config.json` that is there and no JSON object: what the model is, nobody knows then.
+    """
+    if not os.path.lexists(folder / CONFIG):
         return False
+    config = read_config(folder / CONFIG)
     try:
-        config = read_config(folder / CONFIG)
         weights = weights_in(folder)
     except (ArtifactError, CallerError):
         return False
@@ -78,7 +83,8 @@ def is_model_folder(folder: Path) -> bool:
 def main_in(folder: Path) -> Path:
     """Return the file by which a model's folder is opened: `config.json` of a Hugging Face model, else the weights.
 
-    Raises CallerError for a folder without weights, or with several files that may be meant.
+    Raises CallerError for a folder without weights, or with several files that may be meant; ArtifactError for a
+    `config.json` that is none.
     """
     return folder / CONFIG if is_model_folder(folder) else weights_in(folder)
 
@@ -105,6 +111,8 @@ def read_folder(config: Path, weights: str = "", *, with_code: bool = False) -> 
     for module in modules:
         found.update(_of_module(folder, module))
     _check_sizes(folder, found)
+    if GENERATION_CONFIG in found:
+        read_config(found[GENERATION_CONFIG])  # the library's own words name a copy that is gone by then
     chosen = folder / weights if weights else weights_in(folder)
     if not chosen.is_file():
         raise ArtifactNotFoundError(f"{chosen} is not a file; correct the option weights")
@@ -113,9 +121,7 @@ def read_folder(config: Path, weights: str = "", *, with_code: bool = False) -> 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ArtifactError."""
-    if path.stat().st_size > _MOST_CONFIG_BYTES:
-        raise ArtifactError(f"{path}: {format_bytes(path.stat().st_size)} are too many for a configuration")
-    content = path.read_bytes()
+    content = _content_of_config(path)
     if (download := describe_failed_download(content[:4096])) is not None:
         raise ArtifactError(f"{path} is {download}")
     try:
@@ -125,6 +131,18 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArtifactError(f"{path} is a JSON {type(found).__name__}; a configuration is an object")
     return found
+
+
+def _content_of_config(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a FIFO may wait forever
+            raise ArtifactError(f"{path} is no regular file; put the configuration there, or take it away")
+        if status.st_size > _MOST_CONFIG_BYTES:
+            raise ArtifactError(f"{path}: {format_bytes(status.st_size)} are too many for a configuration")
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _describing(folder: Path, with_code: bool) -> Iterator[tuple[str, Path]]:

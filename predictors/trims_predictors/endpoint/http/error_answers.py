@@ -16,7 +16,7 @@ from starlette.routing import Match, Route
 from trims.core.errors import BusyError, DrainingError, PredictorError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import extension_of_path, not_offered
-from trims_predictors.endpoint.http.openai_errors import error_of, is_openai
+from trims_predictors.endpoint.http.openai_errors import error_of, is_answered_as_openai
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
@@ -46,7 +46,7 @@ def add_error_answers(app: FastAPI) -> None:
 
 def error_answer(request: Request, status: int, message: str, error: Exception | None = None) -> JSONResponse:
     """Return the answer to a request that fails, in the form of its protocol."""
-    if is_openai(request.scope["path"]):
+    if is_answered_as_openai(request.scope["path"]):
         return JSONResponse(error_of(status, message, error), status)
     return JSONResponse({"error": message}, status)
 

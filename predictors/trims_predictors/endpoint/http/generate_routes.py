@@ -50,7 +50,7 @@ def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) 
             counting = lasting.enter_context(service.metrics.request(model, "http"))
             lasting.enter_context(recorded(request.headers.items(), f"POST {path}", model))
             span = lasting.enter_context(http_span(service.tracing, request, path, model))
-            asked = await _read(request, most_body_bytes)
+            asked = await _read(request, most_body_bytes, streams=streams)
             run = partial(service.run, model, version, asked, span=span)
             if streams:
                 stated = (await service.deployment(model, version)).version
@@ -60,7 +60,7 @@ def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) 
     return generate
 
 
-async def _read(request: Request, most_body_bytes: int) -> InferRequest:
+async def _read(request: Request, most_body_bytes: int, *, streams: bool) -> InferRequest:
     """Return the request of a body: its fields, and those of `parameters`, are inputs of the model."""
     message = load_json(bytes(await read_body(request, min(most_body_bytes, SMALL_BYTES))))
     if not isinstance(message, dict):
@@ -68,6 +68,13 @@ async def _read(request: Request, most_body_bytes: int) -> InferRequest:
     parameters = message.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise CallerError(f"'parameters' must be an object, not {parameters!r:.80}")
+    if message.get("stream", streams) is not streams:
+        raise CallerError(
+            "the path says whether the answer is streamed: `generate_stream` streams, `generate` does not"
+        )
+    twice = sorted(parameters.keys() & message.keys())
+    if twice:
+        raise CallerError(f"{twice[0]!r:.80} stands in the request and in its 'parameters'; say it once")
     fields = {name: value for name, value in {**parameters, **message}.items() if name not in _NOT_INPUTS}
     request_id = message.get("id")
     return request_of({"return_full_text": False, **fields}, request_id=None if request_id is None else str(request_id))

@@ -11,12 +11,19 @@ FOLDERS = ("/v1", "/openai/v1")
 _PATHS = frozenset(
     f"{folder}/{name}" for folder in FOLDERS for name in ("models", "embeddings", "completions", "chat/completions")
 )
+#: Paths of this endpoint's own in the same folder.
+_OURS = ("/v1/evaluations", "/v1/traces")
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def is_openai(path: str) -> bool:
     """Return whether a path is one of this API, whose errors have a form of their own."""
     return path in _PATHS or path.startswith(("/openai/", "/v1/models/"))
+
+
+def is_answered_as_openai(path: str) -> bool:
+    """Return whether errors at a path have the form of this API: also where it has more than this endpoint offers."""
+    return is_openai(path) or (path.startswith("/v1/") and not path.startswith(_OURS))
 
 
 def error_of(status: int, message: str, error: Exception | None = None) -> dict[str, Any]:

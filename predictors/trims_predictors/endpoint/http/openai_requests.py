@@ -69,8 +69,11 @@ def chat_fields(body: Mapping[str, Any]) -> Generate:
 
 def _generate(body: Mapping[str, Any], fields: dict[str, Any]) -> Generate:
     for name, ours in _SAMPLING.items():
-        if body.get(name) is not None:
-            fields[ours] = body[name]
+        if body.get(name) is None:
+            continue
+        if isinstance(body[name], bool) or fields.get(ours, body[name]) != body[name]:
+            raise CallerError(f"{name!r} is {body[name]!r:.80}, which is no such value, or another than said elsewhere")
+        fields[ours] = body[name]
     streams, options = body.get("stream") or False, body.get("stream_options") or {}
     if not isinstance(streams, bool) or not isinstance(options, dict):
         raise CallerError("'stream' must be true or false, and 'stream_options' an object")

@@ -59,12 +59,14 @@ def add_openai_routes(router: APIRouter, service: Service, most_body_bytes: int)
 def _add_model_routes(router: APIRouter, service: Service, folder: str) -> None:
     @router.get(f"{folder}/models")
     async def models() -> dict[str, Any]:
-        found = [_model(each.name) for each in await service.models()]
-        return {"object": "list", "data": found}
+        models = await service.models()
+        names = [each.name for each in models] + [each.reference for each in models if len(each.versions) > 1]
+        return {"object": "list", "data": [_model(name) for name in dict.fromkeys(names)]}
 
     @router.get(f"{folder}/models/{{model}}")
     async def model(model: str) -> dict[str, Any]:
-        return _model((await service.deployment(model)).model)
+        await service.deployment(model)  # raises for one that is not there
+        return _model(model)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -189,7 +189,7 @@ SCHEMAS: Json = {
         **fields(
             required=("path",),
             path={"type": "string", "pattern": "^/", "description": "the whole path, as the daemon's user can read it"},
-            name={"type": ["string", "null"]}, task={"type": ["string", "null"]},
+            name={"type": "string", "minLength": 1}, task={"type": "string", "minLength": 1},
         ),
         "additionalProperties": False,
     },

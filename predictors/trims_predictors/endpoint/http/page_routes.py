@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from trims.core.errors import CallerError, PermissionDeniedError
+from trims.core.errors import BrokenWeightsError, CallerError, PermissionDeniedError
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
 
@@ -119,7 +119,10 @@ def _add_addition(router: APIRouter, service: Service, most_body_bytes: int, *, 
         path, name, task = _wanted(await read_object(request, most_body_bytes))
 
         async def added() -> Response:
-            model = await service.add(path, name=name, task=task)
+            try:
+                model = await service.add(path, name=name, task=task)
+            except BrokenWeightsError as error:  # what lies there is the caller's, who named it
+                raise CallerError(str(error)) from error
             return JSONResponse({"name": model.name, "version": model.version, "format": model.format}, 201)
 
         return await unless_gone(request, added())
@@ -131,13 +134,15 @@ def _wanted(given: dict[str, Any]) -> tuple[str, str | None, str | None]:
     if unknown:
         raise CallerError(f"a model is added by 'path', 'name' and 'task'; {unknown[0]!r:.80} is none of these")
     for field, value in given.items():
-        if value is not None and not isinstance(value, str):
+        if not isinstance(value, str):
             raise CallerError(f"{field!r} must be a text, not {value!r:.80}")
-    path = given.get("path") or ""
-    if not path.startswith("/"):
+        if not value:
+            raise CallerError(f"{field!r} is empty; leave it out, or name one")
+    path = given.get("path", "")
+    if not path.startswith("/") or "\0" in path:
         raise CallerError(f"'path' must be the whole path of a folder or a file of weights, not {path!r:.80}")
     if path.endswith(_NAMING_CODE):
         raise CallerError(
             f"{path:.200} can name code to run, so it is not added over HTTP; run `trims add {path:.200}`"
         )
-    return path, given.get("name") or None, given.get("task") or None
+    return path, given.get("name"), given.get("task")

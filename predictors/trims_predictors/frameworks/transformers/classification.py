@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import pipeline
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, NotSupportedError
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.requests import padded, strings, texts_of
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from trims_predictors.api import Arrays
     from trims_predictors.frameworks.transformers.answers import Parts
     from trims_predictors.frameworks.transformers.requests import Inputs
+
+#: Hypothesis of transformers' pipeline where neither request nor manifest states one.
+_TEMPLATE = "This example is {}."
+_ONE_PLACE = "write {} once, for the label, and no other braces"
 
 
 class _TextPipeline:
@@ -138,6 +142,15 @@ class ZeroShotClassification(_TextPipeline):
     task = "zero-shot-classification"
     options = ("hypothesis_template", "multi_label")
 
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._template = parts.options.get("hypothesis_template", _TEMPLATE)
+        if not _is_template(self._template):
+            raise NotSupportedError(f"predictor.options.hypothesis_template is {self._template!r:.80}; {_ONE_PLACE}")
+        if self.limit.tokens is not None:
+            # The pipeline cuts texts at this length, which the manifest or the model may set lower.
+            self.tokenizer.model_max_length = self.limit.tokens
+
     def __call__(self, inputs: Inputs) -> Answer:
         """Return the labels of each text, best first, and their scores."""
         texts = inputs.texts(others=("candidate_labels", "hypothesis_template"))
@@ -147,10 +160,19 @@ class ZeroShotClassification(_TextPipeline):
         if brought is None:
             raise CallerError("the task needs the input 'candidate_labels': one element of BYTES for each label")
         labels = _candidates([each.decode() if isinstance(each, bytes) else str(each) for each in brought.ravel()])
-        self.limit.check(texts)
-        options = {} if template is None else {"hypothesis_template": template}
-        found = self.run(texts, candidate_labels=labels, **options)
+        if template is None:
+            template = self._template
+        self.limit.check_bytes([template])
+        if not _is_template(template):
+            raise CallerError(f"the input 'hypothesis_template' is {template!r:.80}; {_ONE_PLACE}")
+        self.limit.check_hypotheses(texts, (template.replace("{}", each) for each in labels))
+        found = self.run(texts, candidate_labels=labels, hypothesis_template=template)
         return Answer(lambda: _ranked(found), lambda: found, lambda: strings([each["labels"][0] for each in found]))
+
+
+def _is_template(text: str) -> bool:
+    """Return whether a text has one place for a label, and nothing else that formats."""
+    return text.count("{}") == text.count("{") == text.count("}") == 1
 
 
 def _candidates(labels: list[str]) -> list[str]:

@@ -91,7 +91,7 @@ class SentenceEmbedding:
         """Return the embedding of each text, FP32 of shape (rows, width)."""
         texts = inputs.texts()
         inputs.check_all_read()
-        self._limit.check(texts)
+        self._limit.check([self._prompt + each for each in texts])
         counts = np.zeros(len(texts), dtype=np.int64)
         found = self.embed(texts, counts)
         return Answer(

@@ -16,8 +16,8 @@ from transformers import StoppingCriteria
 from trims.core.errors import CallerError
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
-from trims_predictors.frameworks.transformers.requests import TEXT_NAMES, number, strings, texts_of
-from trims_predictors.frameworks.transformers.tokens import LengthLimit
+from trims_predictors.frameworks.transformers.requests import FULL_TEXT, TEXT_NAMES, number, strings, texts_of
+from trims_predictors.frameworks.transformers.tokens import LengthLimit, decoder_limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _MESSAGES, _TOOLS, _STOP, _STREAM = "messages", "tools", "stop", "stream"
 #: Parameters that a request may bring as inputs of one element -> the type of their values.
 _PARAMETERS: Mapping[str, type] = {
     "max_new_tokens": int, "min_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float,
-    "do_sample": bool, "repetition_penalty": float, "num_beams": int, "seed": int, "return_full_text": bool,
+    "do_sample": bool, "repetition_penalty": float, "num_beams": int, "seed": int, FULL_TEXT: bool,
 }  # fmt: skip
 #: Names that clients of other servers use -> ours.
 _ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
@@ -73,7 +73,11 @@ class Generation:
         self.tokenizer, self.module = parts.tokenizer(), parts.module
         self.answers_alone = bool(parts.module.config.is_encoder_decoder)
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)
+        self._decodes = decoder_limit_of(parts.module.config) if self.answers_alone else None
         self._most_new = parts.options.get("max_new_tokens")
+        self._most_in_all = _max_length_of(parts)
+        # Beside the number that each run states, it would have transformers warn at every request.
+        parts.module.generation_config.max_length = type(parts.module.generation_config)().max_length
 
     def __call__(self, inputs: Inputs, emit: Emit = lambda _: True, *, streams: bool = False) -> Answer:
         """Return the text that each text of the request is continued with, or answered by.
@@ -86,9 +90,12 @@ class Generation:
         asked = Asked(inputs, self)
         inputs.check_all_read()
         streams = streams or asked.streams
-        if streams and (len(asked.prompts) != 1 or asked.options.get("num_beams", 1) != 1):
+        if streams and (len(asked.prompts) != 1 or self._beams(asked) != 1):
             raise CallerError("a stream is for one text, without beams; ask for each text by itself")
-        made = [self._generate(each, asked, emit, streams) for each in asked.prompts]
+        made = [
+            self._generate(each, most, asked, emit, streams)
+            for each, most in zip(asked.prompts, asked.most_new, strict=True)
+        ]
         return Answer(
             lambda: {TEXT_OUT: strings([each.text for each in made])},
             lambda: [{TEXT_OUT: each.text} for each in made],
@@ -96,13 +103,21 @@ class Generation:
             lambda: _counts(made),
         )
 
-    def _generate(self, prompt: Prompt, asked: Asked, emit: Emit, streams: bool) -> Made:
+    def _beams(self, asked: Asked) -> int:
+        return int(asked.options.get("num_beams") or self.module.generation_config.num_beams or 1)
+
+    def _generate(self, prompt: Prompt, most_new: int, asked: Asked, emit: Emit, streams: bool) -> Made:
         if asked.seed is not None:
             torch.manual_seed(asked.seed)
         watch = _Watch(self, prompt.tokens, asked.stops, emit, streams)
         ids = torch.tensor([prompt.ids], device=self.module.device)
         found = self.module.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), **asked.options, stopping_criteria=[watch]
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            **asked.options,
+            max_new_tokens=most_new,
+            num_return_sequences=1,  # whatever the folder says: a text has one answer
+            stopping_criteria=[watch],
         )
         new = found[0] if self.answers_alone else found[0][prompt.tokens :]
         text = self.decode(new)
@@ -110,7 +125,7 @@ class Generation:
             text = text[:stop]
         watch.finish(text)
         count = len(new) - (1 if self.answers_alone else 0)  # the decoder's first token is given
-        ended = stop is not None or count < asked.options["max_new_tokens"] or int(new[-1]) in self._ends()
+        ended = stop is not None or count < most_new or int(new[-1]) in self._ends()
         text = prompt.text + text if asked.full and not self.answers_alone else text
         return Made(text, "stop" if ended else "length", prompt.tokens, count)
 
@@ -124,18 +139,45 @@ class Generation:
 
     def most_new(self, prompt_tokens: int, asked: int | None) -> int:
         """Return how many tokens an answer may have. Raises CallerError for more than model or manifest allow."""
-        wanted = asked or self._most_new or self.module.generation_config.max_new_tokens or _NEW_TOKENS
+        wanted = asked or self._most_new or self._stated(prompt_tokens)
         if self._most_new is not None and wanted > self._most_new:
             raise CallerError(f"max_new_tokens is {wanted}; the manifest allows {self._most_new} (predictor.options)")
-        if self.limit.tokens is None or self.answers_alone:
-            return int(wanted)
+        if self.answers_alone:
+            if asked is not None and self._decodes is not None and asked > self._decodes:
+                raise CallerError(f"max_new_tokens is {asked}; the model's answers have up to {self._decodes} tokens")
+            return wanted if self._decodes is None else min(wanted, self._decodes)
+        if self.limit.tokens is None:
+            return wanted
         room = self.limit.tokens - prompt_tokens
         if room < 1 or (asked is not None and asked > room):
             raise CallerError(
                 f"the text has {prompt_tokens} tokens and the answer may have {wanted}; the model takes "
                 f"{self.limit.tokens} together: shorten the text, or ask for fewer (max_new_tokens)"
             )
-        return min(int(wanted), room)
+        return min(wanted, room)
+
+    def _stated(self, prompt_tokens: int) -> int:
+        """Return how many tokens the folder allows an answer, or our number where it says nothing."""
+        stated = self.module.generation_config.max_new_tokens
+        if stated is None and self._most_in_all is not None:
+            given = 1 if self.answers_alone else prompt_tokens  # a decoder's first token is given, and counts
+            if given >= self._most_in_all:
+                raise CallerError(
+                    f"the text has {prompt_tokens} tokens; the model's generation_config.json allows "
+                    f"{self._most_in_all} together with the answer (max_length): shorten the text, or ask for "
+                    "max_new_tokens"
+                )
+            return self._most_in_all - given
+        return int(stated or _NEW_TOKENS)
+
+
+def _max_length_of(parts: Parts) -> int | None:
+    """Return `max_length` as the folder states it: versions of transformers have a default, which says nothing."""
+    content = parts.described.files.get("generation_config.json")
+    if content is None:
+        return None
+    stated = json.loads(content).get("max_length")
+    return None if stated is None else int(stated)
 
 
 def _counts(made: Sequence[Made]) -> Arrays:
@@ -165,6 +207,7 @@ class Asked:
         prompts: To continue.
         options: For `generate` of transformers.
         stops: Words that end an answer, and are no part of it.
+        most_new: Tokens that the answer to each prompt may have.
         seed: Of the random numbers; None for another one each time.
         full: Answers begin with the text of the request.
         streams: The request says that it wants parts.
@@ -179,15 +222,15 @@ class Asked:
         self.seed = given.pop("seed", None)
         is_chat = inputs.has(_MESSAGES)
         # As transformers' pipeline: a continuation comes with its text.
-        self.full = bool(given.pop("return_full_text", not is_chat))
+        self.full = bool(given.pop(FULL_TEXT, not is_chat))
         self.prompts = [_chat(inputs, model)] if is_chat else _prompts(inputs, model)
         if any(name in given for name in _SAMPLES) and "do_sample" not in given:
             given["do_sample"] = given.get("temperature") != 0
         if given.get("temperature") == 0:
             given["do_sample"] = False
             del given["temperature"]
-        longest = max((each.tokens for each in self.prompts), default=0)
-        given["max_new_tokens"] = model.most_new(longest, given.get("max_new_tokens"))
+        most = given.pop("max_new_tokens", None)
+        self.most_new = [model.most_new(each.tokens, most) for each in self.prompts]
         if model.tokenizer.pad_token_id is None and model.module.generation_config.pad_token_id is None:
             given["pad_token_id"] = model.tokenizer.eos_token_id
         self.options: Mapping[str, Any] = given
@@ -196,10 +239,7 @@ class Asked:
 def _prompts(inputs: Inputs, model: Generation) -> list[Prompt]:
     texts = inputs.texts(TEXT_NAMES)
     model.limit.check(texts)
-    prompts = [Prompt(each, model.tokenizer(each, **model.limit.arguments())["input_ids"]) for each in texts]
-    if any(not each.ids for each in prompts):
-        raise CallerError("a text has no tokens; give one that is not empty")
-    return prompts
+    return [Prompt(each, model.tokenizer(each, **model.limit.arguments())["input_ids"]) for each in texts]
 
 
 def _chat(inputs: Inputs, model: Generation) -> Prompt:

@@ -8,6 +8,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from transformers import pipeline
 
 from trims.core.errors import CallerError, NotSupportedError
@@ -145,10 +146,18 @@ class SpeechRecognition:
             raise CallerError(
                 f"sampling_rate is {number('sampling_rate', rate)}; the model hears {self._rate} a second"
             )
-        found = [self._pipeline(each)["text"] for each in _rows_of(name, samples)]
+        rows = _rows_of(name, samples)
+        if rows and self._is_too_short(len(rows[0])):
+            raise CallerError(f"the input {name!r} has {len(rows[0])} samples; the sound is too short for the model")
+        found = [self._pipeline(each)["text"] for each in rows]
         return Answer(
             lambda: {"text": strings(found)}, lambda: [{"text": each} for each in found], lambda: strings(found)
         )
+
+    def _is_too_short(self, samples: int) -> bool:
+        """Return whether the model's convolutions make nothing of so few samples."""
+        count = getattr(self._pipeline.model, "_get_feat_extract_output_lengths", None)
+        return count is not None and int(count(torch.tensor(samples))) < 1
 
 
 def _rows_of(name: str, samples: np.ndarray[Any, Any]) -> Sequence[np.ndarray[Any, Any]]:

@@ -22,7 +22,7 @@ from trims.image.transformers_models import folder_of, library
 from trims.manifests.tasks import TASKS
 from trims_predictors.frameworks import torch as framework
 from trims_predictors.frameworks.transformers.answers import Answer, Parts, Streaming
-from trims_predictors.frameworks.transformers.requests import Inputs, strings
+from trims_predictors.frameworks.transformers.requests import FULL_TEXT, Inputs, strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ class TransformersPredictor:
     """A model of a Hugging Face folder."""
 
     _answering: Answering
+    _task: str
 
     def load(self, weights: Weights, context: Context) -> None:
         """Make module, tokenizer and processors. Raises what `trims.torch.module` raises, NotSupportedError."""
@@ -57,6 +58,7 @@ class TransformersPredictor:
         with folder_of(described.files) as folder:
             parts = Parts(module, described, folder, context.options, with_code)
             self._answering = _answering_of(described.task)(parts)
+        self._task = described.task
 
     def predict(self, inputs: Arrays) -> Arrays:
         """Answer one request with the task's outputs. Raises CallerError for what the task cannot read."""
@@ -85,6 +87,9 @@ class TransformersPredictor:
         return {**own, **{name: form() for name, form in forms.items() if name in wanted}}
 
     def _answer(self, inputs: Arrays) -> Answer:
+        if FULL_TEXT in inputs and not isinstance(self._answering, Streaming):
+            # The endpoints of generation add it, so its client would not know the name.
+            raise CallerError(f"its task is {self._task}, which generates no text")
         given = Inputs(inputs)
         with torch.inference_mode():
             return self._answering(given)

@@ -46,7 +46,9 @@ class QuestionAnswering:
         inputs.check_all_read()
         if len(contexts) != len(questions):
             raise CallerError(f"the request brings {len(questions)} questions and {len(contexts)} contexts")
-        self._limit.check([*questions, *contexts])
+        self._limit.check_bytes([*questions, *contexts])
+        for pair in zip(questions, contexts, strict=True):
+            self._check(*pair)
         found = [self._one(*pair) for pair in zip(questions, contexts, strict=True)]
         texts = [each["answer"] for each in found]
         return Answer(
@@ -60,13 +62,29 @@ class QuestionAnswering:
             lambda: strings(texts),
         )
 
+    def _check(self, question: str, context: str) -> None:
+        """Raise CallerError for a question that leaves no room for a part of its context."""
+        if self._room(question) < 1 and (tokens := self._limit.count(question, context)) > self._window:
+            raise CallerError(
+                f"a question and its context have {tokens} tokens, the model takes {self._window} at once; a long "
+                "context is read in parts, a question is not: shorten the question"
+            )
+
+    def _room(self, question: str) -> int:
+        """Return how many tokens of a context fit beside a question."""
+        # Not the tokens of a pair with "", which tokenizers take for a question alone.
+        tokens = len(self._tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"])
+        return int(self._window - tokens - self._tokenizer.num_special_tokens_to_add(pair=True))
+
     def _one(self, question: str, context: str) -> dict[str, Any]:
         left = self._tokenizer.padding_side == "right"
+        room = max(self._room(question), 0)
         tokens = self._tokenizer(
             *((question, context) if left else (context, question)),
             truncation="only_second" if left else "only_first",
             max_length=self._window,
-            stride=self._stride,
+            # Windows that overlap by all they hold would never reach the context's end.
+            stride=self._stride if self._stride < room else room // 2,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
             return_special_tokens_mask=True,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Names of the text among several inputs: of trims, of MLServer's and of KServe's runtimes, of Triton's generation.
 TEXT_NAMES = ("text", "args", "array_inputs", "inputs", "text_inputs", "text_input", "prompt", "input", "sequences")
 
+#: Input of generation that says whether an answer begins with its text.
+FULL_TEXT = "return_full_text"
+
 
 class Inputs:
     """Arrays of one request, each of which must be read.

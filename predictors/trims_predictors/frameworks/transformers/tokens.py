@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import CallerError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Length that tokenizers state which know none.
 _NONE = 1 << 30
@@ -65,22 +65,53 @@ class LengthLimit:
         self._special = tokenizer.num_special_tokens_to_add() if tokenizer is not None else 0
 
     def check(self, texts: Iterable[str], pairs: Iterable[str] = ()) -> None:
-        """Raise CallerError for a text that the model cannot take whole, unless texts are cut."""
+        """Raise CallerError for a text without tokens, or that the model cannot take whole, unless texts are cut."""
         given = list(zip(texts, pairs, strict=True)) if pairs else [(each,) for each in texts]
         for text in given:
-            self._check(text)
+            self._check_bytes(sum(len(each.encode()) for each in text))
+            if not self._special and self._tokenizer is not None and not self.count(*text):
+                raise CallerError("a text has no tokens; give one that is not empty")
+            if not self.truncates:
+                self._check_tokens(*text)
 
-    def _check(self, text: tuple[str, ...]) -> None:
-        nbytes = sum(len(each.encode()) for each in text)
+    def check_bytes(self, texts: Iterable[str]) -> None:
+        """Raise CallerError for a text of more bytes than the manifest allows."""
+        for text in texts:
+            self._check_bytes(len(text.encode()))
+
+    def check_hypotheses(self, texts: Sequence[str], hypotheses: Iterable[str]) -> None:
+        """Raise CallerError for a text and a hypothesis that the model cannot take together.
+
+        Where texts are cut, hypotheses still are not: each must leave room for a token of a text.
+        """
+        self.check_bytes(texts)
+        for hypothesis in hypotheses:
+            self.check_bytes([hypothesis])
+            if not self.truncates:
+                for text in texts:
+                    self._check_tokens(text, hypothesis)
+            elif self.tokens is not None and (alone := self.count("", hypothesis)) >= self.tokens:
+                raise CallerError(
+                    f"a text of the hypothesis {hypothesis!r:.80} alone has {alone} tokens, the model takes "
+                    f"{self.tokens} together with the text; shorten its label or hypothesis_template"
+                )
+
+    def count(self, *text: str) -> int:
+        """Return how many tokens a text or a pair of them has, with the special ones."""
+        return len(self._tokenizer(*text, truncation=False, verbose=False)["input_ids"])
+
+    def _check_bytes(self, nbytes: int) -> None:
         if nbytes > self._most_bytes:
             raise CallerError(
                 f"a text of {nbytes} bytes is longer than {self._most_bytes} (max_text_bytes in the manifest's "
                 "predictor.options)"
             )
+
+    def _check_tokens(self, *text: str) -> None:
         # A token stands for one byte at least, so most texts need no count.
-        if self.truncates or self.tokens is None or nbytes + 2 * self._special <= self.tokens:
+        if self.tokens is None or sum(len(each.encode()) for each in text) + 2 * self._special <= self.tokens:
             return
-        tokens = len(self._tokenizer(*text, truncation=False, verbose=False)["input_ids"])
+        tokens = self.count(*text)
         if tokens > self.tokens:
             raise CallerError(
                 f"a text has {tokens} tokens, the model takes {self.tokens}; shorten it, or set predictor.options "
@@ -103,3 +134,17 @@ def _limit_of(tokenizer: Any, config: Any) -> int | None:
     if stated < _NONE:
         limits.append(int(stated))
     return min(limits, default=None)
+
+
+def decoder_limit_of(config: Any) -> int | None:
+    """Return how many tokens the decoder of an encoder-decoder can make; None for one without a limit."""
+    text = getattr(config, "decoder", None)
+    text = text if hasattr(text, "model_type") else config
+    if hasattr(text, "relative_attention_num_buckets"):  # T5 and its kin, whose n_positions bounds nothing
+        return None
+    for name in ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings", "n_positions"):
+        positions = getattr(text, name, None)
+        if isinstance(positions, int) and positions > 0:
+            shifted = getattr(text, "model_type", "") in _SHIFTED
+            return positions - ((getattr(text, "pad_token_id", None) or 0) + 1 if shifted else 0)
+    return None

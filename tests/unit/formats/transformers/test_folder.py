@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,8 +40,6 @@ def test_a_folder_with_a_configuration_and_weights_is_a_model(tmp_path: Path) ->
         (CONFIG, ("model.onnx",)),
         (CONFIG, ("one.safetensors", "two.safetensors")),
         ({"hidden_size": 3}, ("model.safetensors",)),
-        ("[]", ("model.safetensors",)),
-        ("no JSON", ("model.safetensors",)),
     ],
 )
 def test_another_folder_is_opened_by_its_weights(tmp_path: Path, config: Any, files: tuple[str, ...]) -> None:
@@ -52,6 +51,36 @@ def test_another_folder_is_opened_by_its_weights(tmp_path: Path, config: Any, fi
         with pytest.raises(CallerError):
             main_in(folder)
     assert not is_model_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", ["[]", "no JSON", "", "\0" * 4096, "[" * 100_000])
+def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, config: str) -> None:
+    folder = make(tmp_path / "m", config, "model.safetensors")
+    for look in (is_model_folder, main_in):
+        with pytest.raises(ArtifactError, match=r"m/config\.json is "):
+            look(folder)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+def test_a_configuration_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    folder = make(tmp_path / "m", CONFIG, "model.safetensors")
+    (folder / "config.json").unlink()
+    if kind == "fifo":
+        os.mkfifo(folder / "config.json")
+    elif kind == "folder":
+        (folder / "config.json").mkdir()
+    else:
+        (folder / "config.json").symlink_to("gone")
+    with pytest.raises(ArtifactError, match=r"m/config\.json (is no regular file|cannot be read)"):
+        is_model_folder(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_configuration_of_generation_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    name = "generation_config.json"
+    folder = make(tmp_path / "m", CONFIG, "model.safetensors", name, **{name: content})
+    with pytest.raises(ArtifactError, match=r"m/generation_config\.json is "):
+        read_folder(folder / "config.json")
 
 
 def test_safetensors_come_before_pickled_files_and_the_index_before_shards(tmp_path: Path) -> None:

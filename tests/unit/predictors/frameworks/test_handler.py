@@ -70,6 +70,11 @@ def test_an_event_that_is_none_is_the_caller_s_fault(parts: list[bytes]) -> None
         loaded(handler).predict({"event": np.array(parts, dtype=object)})
 
 
+def test_a_request_without_an_event_is_the_caller_s_fault() -> None:
+    with pytest.raises(CallerError, match="event"):
+        loaded(handler).predict({"input": np.array([b"x"], dtype=object)})
+
+
 def test_input_and_output_are_stated() -> None:
     predictor = loaded(handler)
     assert [each.name for each in (*predictor.inputs(), *predictor.outputs())] == ["event", "answer"]

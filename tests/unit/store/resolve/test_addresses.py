@@ -86,7 +86,7 @@ def test_the_weights_are_the_file_that_is_named_or_the_only_one(
     uri: str, files: list[str], main: str | None, tmp_path: Path
 ) -> None:
     for name in files:
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"{}")
     found = Fetched(uri, uri, {name: tmp_path / name for name in files}, folder=tmp_path)
     if main is None:
         with pytest.raises(ArtifactError, match="several"):

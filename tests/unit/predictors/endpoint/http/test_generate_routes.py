@@ -65,7 +65,15 @@ def test_an_error_before_the_first_part_has_its_status_and_one_later_is_an_event
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"no JSON", 400), ([1], 400), ({"parameters": [1]}, 400), ({"x": {}}, 400), (b"x" * 70_000, 413)],
+    [
+        ({"text_input": "hi", "stream": True}, 400),
+        ({"x": 1, "parameters": {"x": 2}}, 400),
+        (b"no JSON", 400),
+        ([1], 400),
+        ({"parameters": [1]}, 400),
+        ({"x": {}}, 400),
+        (b"x" * 70_000, 413),
+    ],
 )
 def test_a_body_that_is_none_is_refused(body: Any, status: int) -> None:
     assert ask(Generator(), "/v2/models/m/generate", body).status == status

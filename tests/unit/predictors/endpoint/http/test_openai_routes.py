@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,28 @@ def test_models_are_listed(folder: str) -> None:
     assert ask(Generator(), f"{folder}/models/m", method="GET").json()["object"] == "model"
     missing = ask(Generator(), f"{folder}/models/other", method="GET")
     assert (missing.status, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_each_version_is_listed_once_and_the_name_that_leads_to_one() -> None:
+    service = Generator()
+    service.registered = [
+        SimpleNamespace(name="m", reference=f"m@{version}", versions=("1", "2")) for version in ("1", "2")
+    ]
+    listed = ask(service, "/v1/models", method="GET").json()["data"]
+    assert [each["id"] for each in listed] == ["m", "m@1", "m@2"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": True}, {"max_tokens": 2, "max_completion_tokens": 5}, {"nonsense": 1}, {"logprobs": 2}]
+)
+def test_what_contradicts_itself_or_is_not_known_is_refused(fields: dict[str, Any]) -> None:
+    reply = ask(Generator(), "/v1/completions", {"model": "m", "prompt": "hi", **fields})
+    assert (reply.status, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_what_the_api_has_and_the_endpoint_has_not_is_refused_in_its_form() -> None:
+    reply = ask(Generator(), "/v1/responses", {"model": "m"})
+    assert (reply.status, reply.json()["error"]["type"]) == (404, "not_found_error")
 
 
 def test_embeddings_are_numbers_or_base64() -> None:

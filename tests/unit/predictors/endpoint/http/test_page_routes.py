@@ -12,7 +12,7 @@ from asgi import Reply, call
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.page_routes import FILES, read_files
 
-from trims.core.errors import InUseError
+from trims.core.errors import ArtifactNotFoundError, InUseError
 
 
 class StandIn:
@@ -31,6 +31,8 @@ class StandIn:
 
     async def add(self, path: str, *, name: str | None, task: str | None) -> Any:
         self.did.append(("add", path, name, task))
+        if path == "/nowhere":
+            raise ArtifactNotFoundError("/nowhere does not exist")
         return SimpleNamespace(name="bert", version="1", format="transformers")
 
     async def pin(self, model: str, place: str, *, pinned: bool) -> None:
@@ -142,7 +144,7 @@ def test_a_link_on_another_site_may_lead_to_the_page() -> None:
 
 def test_a_folder_is_added_by_who_brings_the_token() -> None:
     service = StandIn()
-    given = {"path": "/models/bert", "task": "fill-mask", "name": ""}
+    given = {"path": "/models/bert", "task": "fill-mask"}
     reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret", service=service)
     assert (reply.status, reply.json()) == (201, {"name": "bert", "version": "1", "format": "transformers"})
     assert service.did == [("add", "/models/bert", None, "fill-mask")]
@@ -161,6 +163,9 @@ def test_an_endpoint_without_a_token_adds_no_model_and_names_the_remedy() -> Non
         ({"path": "models/bert"}, "models/bert"),
         ({"path": "hf://org/bert"}, "hf://org/bert"),
         ({"path": 3}, "path"),
+        ({"path": "/models/\0"}, "models"),
+        ({"path": "/models/m", "name": ""}, "name"),
+        ({"path": "/models/m", "task": None}, "task"),
         ({"path": "/models/m", "trust_remote_code": True}, "trust_remote_code"),
         ({"path": "/models/m.yaml"}, "trims add"),
         ({"path": "/models/handler.py"}, "trims add"),
@@ -170,3 +175,8 @@ def test_what_is_no_path_of_a_model_is_refused(given: dict[str, Any], named: str
     service = StandIn()
     reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret", service=service)
     assert (reply.status, named in reply.json()["error"], service.did) == (400, True, [])
+
+
+def test_what_lies_at_a_path_is_the_callers_mistake() -> None:
+    reply = ask("POST", "/ui/models", {"path": "/nowhere"}, token="secret", authorization="Bearer secret")
+    assert (reply.status, reply.json()) == (400, {"error": "/nowhere does not exist"})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, NotSupportedError
 
 
 def texts(*values: str) -> np.ndarray[Any, Any]:
@@ -92,3 +92,65 @@ def test_labels_come_with_the_request(load: Any) -> None:
                 predictor.predict({"text": texts("hello"), "candidate_labels": labels})
         with pytest.raises(CallerError, match="candidate_labels"):
             predictor.predict({"text": texts("hello")})
+
+
+def test_a_hypothesis_template_has_one_place_for_a_label(load: Any) -> None:
+    task, asked = "zero-shot-classification", {"text": texts("hello"), "candidate_labels": texts("cat", "{0}")}
+    with load("BertForSequenceClassification", task=task) as predictor:
+        assert predictor.predict({**asked, "hypothesis_template": texts("this {}")})["labels"].shape == (1, 2)
+        wrong = ("", "this", "{} {}", "{0}", "{:>9999999999}", "{.__class__}", "{{}}", "{} {", "} {}", "{{}", "{} {x}")
+        for template in wrong:
+            with pytest.raises(CallerError, match="hypothesis_template"):
+                predictor.predict({**asked, "hypothesis_template": texts(template)})
+        with pytest.raises(CallerError, match="max_text_bytes"):
+            predictor.predict({**asked, "hypothesis_template": texts("cat " * 300_000 + "{}")})
+    options = {"hypothesis_template": "this {0}"}
+    with (
+        pytest.raises(NotSupportedError, match="hypothesis_template"),
+        load("BertForSequenceClassification", options, task=task),
+    ):
+        pass
+    same = {"hypothesis_template": "it is {}"}
+    with load("BertForSequenceClassification", task=task) as predictor:
+        brought = predictor.predict({**asked, "hypothesis_template": texts("it is {}")})
+    with load("BertForSequenceClassification", same, task=task) as predictor:
+        assert predictor.predict(asked)["scores"] == pytest.approx(brought["scores"])
+
+
+def test_a_text_and_a_hypothesis_that_are_too_long_together_are_refused(load: Any) -> None:
+    task, template, words = "zero-shot-classification", texts("{}"), ["cat"] * 100
+    with load("BertForSequenceClassification", task=task) as predictor:
+        for text, label in ((40, 20), (1, 70), (70, 1)):
+            with pytest.raises(CallerError, match=rf"{text + label + 3} tokens, the model takes 60"):
+                predictor.predict(
+                    {
+                        "text": texts("hello", " ".join(words[:text])),
+                        "candidate_labels": texts("dog", " ".join(words[:label])),
+                        "hypothesis_template": template,
+                    }
+                )
+        most = {"text": texts(" ".join(words[:37])), "candidate_labels": texts(" ".join(words[:20]))}
+        assert predictor.predict({**most, "hypothesis_template": template})["scores"].shape == (1, 1)
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 60), ({"max_length": 30}, 30)])
+def test_a_text_is_cut_beside_its_hypothesis_and_no_hypothesis_is(
+    load: Any, options: dict[str, Any], most: int
+) -> None:
+    task, words = "zero-shot-classification", ["cat"] * 100
+    with load("BertForSequenceClassification", {"truncation": True, **options}, task=task) as predictor:
+        asked = {"hypothesis_template": texts("{}")}
+        cut = predictor.predict({**asked, "text": texts(" ".join(words)), "candidate_labels": texts("dog", "city")})
+        whole = {**asked, "text": texts(" ".join(words[: most - 4])), "candidate_labels": texts("dog", "city")}
+        assert cut["scores"] == pytest.approx(predictor.predict(whole)["scores"])
+        one_left = texts(" ".join(words[: most - 4]))
+        assert predictor.predict({**asked, "text": texts("hello the"), "candidate_labels": one_left})["scores"].size
+        for tokens in (most, most + 10):
+            labels = texts("dog", " ".join(words[: tokens - 3]))
+            with pytest.raises(CallerError, match=rf"{tokens} tokens, the model takes {most}"):
+                predictor.predict({**asked, "text": texts("hello the"), "candidate_labels": labels})
+
+
+def test_a_text_without_tokens_has_no_class(load: Any) -> None:
+    with load("GPT2ForSequenceClassification") as predictor, pytest.raises(CallerError, match="no tokens"):
+        predictor.predict({"text": texts("hello", "")})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import loaded, named, save
 
-from trims.core.errors import NotSupportedError
+from trims.core.errors import CallerError, NotSupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,3 +136,12 @@ def test_the_features_of_a_shorter_text_end_in_zeros(load: Any) -> None:
         assert not found[1, 3:].any()
         alone = predictor.predict({"text": texts("hello")})["features"]
         np.testing.assert_array_equal(found[1, :3], alone[0])
+
+
+def test_a_text_without_tokens_has_no_features(load: Any) -> None:
+    with load("GPT2Model") as predictor:
+        with pytest.raises(CallerError, match="no tokens"):
+            predictor.predict({"text": texts("hello", "")})
+        assert predictor.predict({"text": texts("hello")})["features"].shape == (1, 1, 32)
+    with load("BertModel") as predictor:
+        assert predictor.predict({"text": texts("")})["features"].shape == (1, 2, 32)

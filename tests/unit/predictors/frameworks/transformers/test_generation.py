@@ -192,3 +192,76 @@ def test_weights_and_gradients_are_as_before_a_run(load: Any) -> None:
     with load("GPT2LMHeadModel") as predictor:
         generated(predictor, "hello", max_new_tokens=2)
         assert torch.is_grad_enabled()
+
+
+def stating(folder: Path, **fields: Any) -> Path:
+    """The folder, whose generation_config.json states these fields too."""
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    return folder
+
+
+def counted(predictor: Any, *texts: str, **parameters: Any) -> list[int]:
+    found = predictor.predict_only(request(*texts, **parameters), COUNTS)["completion_tokens"]
+    return [int(each) for each in found]
+
+
+def test_the_folder_states_the_length_of_text_and_answer(tmp_path: Path) -> None:
+    folder = stating(save(named("GPT2LMHeadModel"), tmp_path / "m"), max_length=5, eos_token_id=None)
+    with loaded(folder) as predictor:
+        assert counted(predictor, "hello", "the cat sat") == [4, 2]
+        assert counted(predictor, "hello", max_new_tokens=7) == [7]
+        for text in ("the cat sat on the", "the cat sat on the mat"):
+            with pytest.raises(CallerError, match=r"max_length") as refused:
+                generated(predictor, text)
+            assert f"{len(text.split())} tokens" in str(refused.value)
+            assert "allows 5 " in str(refused.value)
+        assert counted(predictor, "the cat sat on the mat", max_new_tokens=2) == [2]
+    with loaded(folder, {"max_new_tokens": 6}) as predictor:
+        assert counted(predictor, "hello") == [6]
+    with loaded(stating(folder, max_new_tokens=3)) as predictor:
+        assert counted(predictor, "the cat sat on the mat") == [3]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_length_that_the_folder_does_not_state_is_no_limit(load: Any) -> None:
+    with load("GPT2LMHeadModel") as predictor:
+        assert counted(predictor, "hello", min_new_tokens=30)[0] > 30
+
+
+def test_the_folder_states_the_length_of_an_answer_alone(tmp_path: Path) -> None:
+    fields = {"max_length": 5, "eos_token_id": None, "forced_eos_token_id": None}
+    folder = stating(save(named("BartForConditionalGeneration"), tmp_path / "m"), **fields)
+    with loaded(folder) as predictor:
+        assert counted(predictor, "the cat sat on the mat in paris") == [4]  # behind the token that is given
+
+
+@pytest.mark.parametrize("kind", ["BartForConditionalGeneration", "MarianMTModel"])
+def test_an_answer_alone_is_bounded_by_the_positions_of_its_decoder(tmp_path: Path, kind: str) -> None:
+    fields = {"eos_token_id": None, "forced_eos_token_id": None}
+    folder = stating(save(named(kind), tmp_path / "m"), **fields)
+    with loaded(folder) as predictor:
+        assert counted(predictor, "hello") == [64]
+        assert counted(predictor, "hello", max_new_tokens=64) == [64]
+        with pytest.raises(CallerError, match=r"65.*64"):
+            generated(predictor, "hello", max_tokens=65)
+    with loaded(folder, {"max_new_tokens": 100}) as predictor:
+        assert counted(predictor, "hello") == [64]
+
+
+def test_a_decoder_without_positions_has_no_limit(tmp_path: Path) -> None:
+    folder = stating(save(named("T5ForConditionalGeneration"), tmp_path / "m", n_positions=16), eos_token_id=None)
+    with loaded(folder) as predictor:
+        assert counted(predictor, "hello", max_new_tokens=80) == [80]
+
+
+def test_a_text_has_one_answer_whatever_the_folder_says(tmp_path: Path) -> None:
+    folder = stating(save(named("GPT2LMHeadModel"), tmp_path / "m"), num_beams=2, num_return_sequences=2)
+    with loaded(folder) as predictor:
+        assert len(generated(predictor, "hello", max_new_tokens=3)) == 1
+        assert len(generated(predictor, "hello", max_new_tokens=3, num_beams=1)) == 1
+        with pytest.raises(CallerError, match="beams"):
+            predictor.predict_stream(request("hello", max_new_tokens=3), [], Client(), streams=True)
+        client = Client()
+        predictor.predict_stream(request("hello", max_new_tokens=3, num_beams=1), [], client, streams=True)
+        assert client.parts

@@ -96,3 +96,16 @@ def test_a_picture_is_answered_by_its_best_classes(load: Any) -> None:
         assert found["score"][0].tolist() == pytest.approx(found["score"][1].tolist())
         assert predictor.predict({"image": np.zeros((0, 32, 32, 3), np.uint8)})["label"].shape[0] == 0
         assert predictor.rehearse({"image": np.zeros(3, np.float32)}) is None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("kind", "least"), [("Wav2Vec2ForCTC", 45), ("HubertForCTC", 45), ("MoonshineForConditionalGeneration", None)]
+)
+def test_sound_that_is_too_short_is_refused(load: Any, kind: str, least: int | None) -> None:
+    sound = np.random.default_rng(0).standard_normal(4000).astype(np.float32)
+    with load(kind) as predictor:
+        for few in (3, *([least - 1] if least else [])):
+            with pytest.raises(CallerError, match=rf"{few} samples.*too short"):
+                predictor.predict({"samples": sound[:few]})
+        assert predictor.predict({"samples": sound[:least]})["text"].shape == (1,)

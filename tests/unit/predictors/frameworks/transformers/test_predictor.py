@@ -215,3 +215,13 @@ def test_the_predictor_is_that_of_the_framework(load: Any) -> None:
     warm_up_template()
     with load("BertForSequenceClassification") as predictor:
         assert set(predictor.rehearse({"text": texts("x")})) == {"label", "score"}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_request_to_generate_is_refused_by_a_model_of_another_task(load: Any, streams: bool) -> None:
+    asked = {"text_input": texts("hello"), "return_full_text": np.array([False])}
+    with load("BertForSequenceClassification") as predictor:
+        with pytest.raises(CallerError, match="its task is text-classification, which generates no text"):
+            predictor.predict_stream(asked, [], lambda _: True, streams=streams)
+        with pytest.raises(CallerError, match="generates no text"):
+            predictor.predict({"image": texts("hello"), **asked})

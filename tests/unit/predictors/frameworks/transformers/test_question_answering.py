@@ -58,3 +58,19 @@ def test_questions_and_contexts_come_in_pairs(load: Any) -> None:
         ):
             with pytest.raises(CallerError):
                 predictor.predict(wrong)
+
+
+@pytest.mark.parametrize("context", ["the cat sat", CONTEXT * 20])
+def test_a_question_that_leaves_no_room_for_its_context_is_refused(load: Any, context: str) -> None:
+    with load("BertForQuestionAnswering") as predictor:
+        tokens = 57 + 3 + len(context.split())
+        with pytest.raises(CallerError, match=rf"{tokens} tokens, the model takes 60"):
+            predictor.predict({"question": texts("what", " ".join(["cat"] * 57)), "context": texts("the dog", context)})
+
+
+@pytest.mark.parametrize("words", [25, 27, 28, 40, 55, 56])
+def test_a_long_question_leaves_smaller_windows(load: Any, words: int) -> None:
+    with load("BertForQuestionAnswering") as predictor:
+        long = f"{'dog ' * 60}{CONTEXT}"
+        found = predictor.predict({"question": texts(" ".join(["cat"] * words)), "context": texts(long)})
+        assert found["answer"][0].decode() == long[found["start"][0] : found["end"][0]] != ""
