@@ -603,17 +603,12 @@ def test_what_no_reader_has_open_is_closed_after_a_minute(daemon: Daemon, sessio
         ({"place": "cpu"}, {}),
         ({"pin": True}, {}),
         ({"persist": "always"}, {}),
-        ({}, {"sha256": {}}),
         ({}, {"trust": "verified"}),
     ],
 )
 def test_a_manifest_may_ask_for_more_than_a_mapped_file(
     residency: dict[str, Any], artifact: dict[str, Any], daemon: Daemon, session: Session, model: Path
 ) -> None:
-    import hashlib
-
-    if "sha256" in artifact:
-        artifact = {"sha256": {model.name: hashlib.sha256(model.read_bytes()).hexdigest()}}
     register(daemon, model, residency, **artifact)
     with session.open("m") as weights:
         assert weights.place == "cpu"

@@ -19,6 +19,7 @@ def test_a_warm_open_and_a_warm_request_pass_few_calls_and_files(tool: object) -
     assert {call.part for call in opened} == {"client", "daemon"}
     assert {"endpoint", "predictor"} <= {call.part for call in answered}
     assert "Describe" not in {call.function for call in answered}, "the daemon is not asked again"
+    answered = [call for call in answered if call.part != "daemon"]  # its clock ticks meanwhile
     for calls, most_calls, most_files in ((opened, 345, 46), (answered, 440, 56)):
         lines = "\n".join(f"{call.part} {call.file}:{call.function}" for call in calls)
         assert len(calls) <= most_calls, lines

@@ -68,7 +68,7 @@ class ModelFolder:
 def is_model_folder(folder: Path) -> bool:
     """Return whether a folder holds a model of Hugging Face's libraries, with weights that a module can be made of.
 
-    Raises ArtifactError for a `config.json` that is there and no JSON object: what the model is, nobody knows then.
+    Raises ArtifactError for a `config.json` that is there and no JSON object.
     """
     if not os.path.lexists(folder / CONFIG):
         return False

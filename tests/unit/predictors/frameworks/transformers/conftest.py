@@ -38,3 +38,9 @@ def load(saved: Callable[..., Path]) -> Load:
         return loaded(saved(kind), options, **artifact)
 
     return load_one
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the variable that the predictor sets go after each test: it counts for all of a process."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
