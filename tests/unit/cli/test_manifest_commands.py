@@ -62,6 +62,7 @@ def test_what_init_writes_is_valid_and_is_registered(
 def test_the_folder_of_a_hugging_face_model_is_written_checked_and_registered(
     daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("transformers")
     model, manifest = save(named("BertForSequenceClassification"), folder / "models" / "m"), folder / "written.yaml"
     add = ["--runtime-dir", str(daemon.config.runtime_dir), "add"]
     assert main(["manifest", "init", str(model), "-o", str(manifest)]) == 0

@@ -67,6 +67,7 @@ def test_a_path_with_strange_characters_stays_a_comment_and_a_text(
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_folder_of_a_hugging_face_model_is_what_add_registers(tmp_path: Path, safe: bool) -> None:
+    pytest.importorskip("transformers")
     model = save(named("BertForSequenceClassification"), tmp_path / "m", safe=safe)
     text, found = written(model)
     stated = parse_manifest(manifest_for(model, None))
