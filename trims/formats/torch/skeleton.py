@@ -40,7 +40,7 @@ from trims.image.program import Program
 from trims.image.torch_builders import build_module, own_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 KIND = "torch-skeleton"
@@ -109,6 +109,13 @@ def skeleton_of(
     except _NoSkeletonError as error:
         _log.warning("%s: %s; each session makes it", path, str(error))
         return None
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, with as many underscores behind it as tell it from those that are taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 class _NoSkeletonError(Exception):
@@ -234,9 +241,7 @@ class _Skeleton:
 
     def _free(self, name: str) -> str:
         """Return a name for a tensor of the module's own: the module's, unless a tensor of the artifact has it."""
-        while name in self._taken:
-            name += "_"
-        return name
+        return free_name(name, self._taken)
 
     def _in_image(self, names: Iterable[str]) -> list[str]:
         """Return the names in the image of tensors that the module calls by these, sorted."""

@@ -17,7 +17,7 @@ from trims.core.errors import NotSupportedError
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.safetensors.converter import SafetensorsConverter
 from trims.formats.torch.converter import read_tensors
-from trims.formats.torch.skeleton import skeleton_of
+from trims.formats.torch.skeleton import free_name, skeleton_of
 from trims.formats.torch.tensors import DTYPES, describe, dtype_of, filler
 from trims.image.model_files import Described, with_files
 from trims.image.plan import Contents, SourceTensor
@@ -118,9 +118,7 @@ def _matched(
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        free = name
-        while free in taken:
-            free += "_"
+        free = free_name(name, taken)
         taken.add(free)
         kept.append(SourceTensor(free, dtype_of(tensor, name, main), tuple(tensor.shape), fill=filler(tensor)))
         names[free] = name

@@ -125,15 +125,11 @@ class LengthLimit:
 
 def _limit_of(tokenizer: Any, config: Any) -> int | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    limits = []
-    if isinstance(positions, int) and positions > 0:
-        shifted = getattr(text, "model_type", "") in _SHIFTED
-        limits.append(positions - ((getattr(text, "pad_token_id", None) or 0) + 1 if shifted else 0))
+    limits = [_positions_of(text, "max_position_embeddings", "n_positions")]
     stated = getattr(tokenizer, "model_max_length", _NONE)
     if stated < _NONE:
         limits.append(int(stated))
-    return min(limits, default=None)
+    return min((each for each in limits if each is not None), default=None)
 
 
 def decoder_limit_of(config: Any) -> int | None:
@@ -142,9 +138,16 @@ def decoder_limit_of(config: Any) -> int | None:
     text = text if hasattr(text, "model_type") else config
     if hasattr(text, "relative_attention_num_buckets"):  # T5 and its kin, whose n_positions bounds nothing
         return None
-    for name in ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings", "n_positions"):
-        positions = getattr(text, name, None)
+    return _positions_of(
+        text, "max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings", "n_positions"
+    )
+
+
+def _positions_of(config: Any, *names: str) -> int | None:
+    """Return how many tokens have a position, by the first of these fields that states it; None if none does."""
+    for name in names:
+        positions = getattr(config, name, None)
         if isinstance(positions, int) and positions > 0:
-            shifted = getattr(text, "model_type", "") in _SHIFTED
-            return positions - ((getattr(text, "pad_token_id", None) or 0) + 1 if shifted else 0)
+            shifted = getattr(config, "model_type", "") in _SHIFTED
+            return positions - ((getattr(config, "pad_token_id", None) or 0) + 1 if shifted else 0)
     return None
