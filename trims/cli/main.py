@@ -44,6 +44,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         alias_command,
         daemon_commands,
         env_commands,
+        exec_command,
         manifest_commands,
         model_commands,
         tools,
@@ -67,6 +68,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
             _group(
                 "tools",
                 commands,
+                exec_command.register,
                 env_commands.register,
                 manifest_commands.register,
                 tools.register,

@@ -71,6 +71,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
     text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
     ps.add_argument("--token-file", type=Path, help=text)
+    ps.add_argument("--templates", action="store_true", help="the templates that `trims exec` starts programs from")
     show = _model(_add(commands, "show", "everything about one model", _show, json=True))
     show.add_argument("--manifest", action="store_true", help="print its manifest, as YAML that `trims add` takes")
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
@@ -260,6 +261,11 @@ def _origin(model: Model) -> str:
 
 
 def _ps(options: argparse.Namespace) -> None:
+    if options.templates:
+        from trims.cli.exec_command import say_templates
+
+        say_templates(options)
+        return
     with admin(options.runtime_dir) as daemon:
         found, transfers = daemon.residents(), daemon.transfers()
     if options.json:

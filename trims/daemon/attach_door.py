@@ -34,10 +34,11 @@ from trims.core.place import CPU
 from trims.daemon.clients import Connection, Unsent
 from trims.daemon.listeners import Listener, listeners
 from trims.daemon.requests import Requests
+from trims.daemon.templates import ProgramTemplates
 from trims.tenants import Tenants
 from trims.wire.answers import PROTOCOL_VERSION, error_message, shortened
 from trims.wire.frames import Message, encode
-from trims.wire.messages import Hello, Request, parse_request
+from trims.wire.messages import Forget, Hello, Program, Request, Template, Templates, parse_request
 from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class AttachDoor:
         budget: One client more than its sessions is refused.
         tenants: Those that share the daemon; by default none.
         on_death: Called if the door's thread dies.
+        template_bytes: Memory that the templates of programs may take.
 
     Attributes:
         clients: How many clients each tenant has.
@@ -98,8 +100,10 @@ class AttachDoor:
         boot: str = "",
         tenants: Tenants | None = None,
         on_death: Callable[[BaseException], None] = lambda _: None,
+        template_bytes: int = 0,
     ) -> None:
         self._store = store
+        self._templates = ProgramTemplates(template_bytes, self._end_number)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
         self._path, self._mode = path, mode
@@ -398,6 +402,8 @@ class AttachDoor:
             self._greet(connection, request)
         elif not connection.greeted:
             raise BadMessageError("the first message of a session must be hello")
+        elif isinstance(request, Program | Template | Templates | Forget):
+            self._send(connection, self._templates.answer(connection, request))
         else:
             self._requests.handle(connection, request)
 
@@ -475,6 +481,7 @@ class AttachDoor:
         if connection.tenant is not None:
             self.clients[connection.tenant.name] -= 1
         del self._connections[connection.number]
+        self._templates.session_ended(connection.number)
         self._partial.discard(connection)
         connection.inbox.clear()
         while connection.unsent:
@@ -488,6 +495,10 @@ class AttachDoor:
             self._epoll.register(connection.process_fd, select.EPOLLIN)
         else:
             self._forget(connection)
+
+    def _end_number(self, number: int, why: str) -> None:
+        if connection := self._connections.get(number):
+            self._end(connection, why)
 
     def _process_ended(self, process_fd: int) -> None:
         self._epoll.unregister(process_fd)

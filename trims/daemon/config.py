@@ -94,6 +94,8 @@ class Config:
         socket_mode: Permissions of the attach socket. 0600: this user only.
         tenants: The tenants file: who shares the machine, and how much each may hold. None: one user, without limits.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
+        template_capacity_bytes: Memory of the templates that `trims exec` starts programs from. Default: an eighth of
+            what memory and control groups allow.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
             through shared mappings, which no time shows.
         trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
@@ -142,6 +144,7 @@ class Config:
     socket_mode: int = 0o600
     tenants: Path | None = None
     max_sessions: int = 4096
+    template_capacity_bytes: int = field(default_factory=lambda: allowed_bytes() // 8)
     always_hash: bool = False
     trust: str = "identity"
     endpoint: str = "auto"
@@ -161,6 +164,7 @@ class Config:
             "workers",
             "converters",
             "max_sessions",
+            "template_capacity_bytes",
             "fetch_connections",
             "download_capacity_bytes",
         ):
@@ -347,6 +351,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "socket_mode": _mode,
     "tenants": lambda value: Path(value).absolute() if str(value) else None,
     "max_sessions": int,
+    "template_capacity_bytes": parse_bytes,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),
     "endpoint": _endpoint,

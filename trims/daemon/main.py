@@ -254,6 +254,7 @@ class Daemon:
             mode=config.socket_mode,
             boot=self.boot,
             on_death=self._door_died,
+            template_bytes=config.template_capacity_bytes,
         )
         self.control = ControlDoor(
             self.store,

@@ -6,10 +6,11 @@ packet travels in a file in memory, between those who have agreed on that.
 
 from __future__ import annotations
 
+# The C module under `socket`, whose wrapper takes longer to import than a program takes to start from a template.
+import _socket as socket
 import fcntl
 import json
 import os
-import socket
 from array import array
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from trims.core.errors import BadMessageError, LostPeerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from socket import socket as Socket
 
     from trims.wire.frames import Message
 
@@ -28,12 +30,14 @@ _INT = array("i")
 _IN_FILE = "message_in_file"
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+def pair() -> tuple[Socket, Socket]:
     """Return two connected sockets; programs that are executed do not inherit them."""
+    import socket
+
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False) -> None:
+def send(sock: Socket | socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False) -> None:
     """Send one message.
 
     Args:
@@ -55,15 +59,16 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = (), *, long
         _send(sock, json.dumps({_IN_FILE: len(data)}).encode(), [*fds, file.fileno()])
 
 
-def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+def _send(sock: Socket | socket.socket, data: bytes, fds: Sequence[int]) -> None:
     try:
-        socket.send_fds(sock, [data], list(fds))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array(_INT.typecode, fds))] if fds else []
+        sock.sendmsg([data], rights)
     except (BrokenPipeError, ConnectionError) as error:
         raise LostPeerError(f"the other process is gone: {error}") from error
 
 
 def receive(
-    sock: socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
+    sock: Socket | socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
 ) -> tuple[Message, list[int]] | None:
     """Return the next message and its descriptors, which are the caller's; None once the other side is gone.
 

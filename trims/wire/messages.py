@@ -6,15 +6,19 @@ that a misspelt one is not silently ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError
 from trims.wire.fields import number, only, text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from trims.wire.frames import Message
 
+_KEY = re.compile("[0-9a-f]{32}")
 MAX_DEADLINE_S = 1e6
 
 
@@ -88,7 +92,58 @@ class Workspace:
     nbytes: int
 
 
-Request = Hello | Open | Resume | Close | Attach | Workspace
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Ask for the template of a program, by its key; without one, the session may make it.
+
+    Attributes:
+        name: Of the program, for `trims ps --templates`.
+    """
+
+    id: int
+    key: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Make a template known that this session may make, or state anew what it takes.
+
+    Attributes:
+        address: Where it is asked for forks.
+        pid: Its process.
+        nbytes: Memory that it takes.
+        modules: How many it has imported.
+        left_out: Modules that cannot be in it, and why.
+        unfit: Why there can be none, in place of all that; None if there is one.
+    """
+
+    id: int
+    key: str
+    address: str = ""
+    pid: int = 0
+    nbytes: int = 0
+    modules: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unfit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """List the templates of this client's user."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """End templates of this client's user: one, by the beginning of its key or its name, or all (None)."""
+
+    id: int
+    template: str | None
+
+
+Request = Hello | Open | Resume | Close | Attach | Workspace | Program | Template | Templates | Forget
 
 
 def parse_request(message: Message) -> Request:
@@ -112,7 +167,9 @@ def parse_request(message: Message) -> Request:
     if operation == "resume":
         only(message, "id", "key", "place")
         return Resume(number(message, "id"), text(message, "key") or "", text(message, "place") or "")
-    known = "open, prefetch, close, resume, attach, workspace and hello"
+    if isinstance(operation, str) and operation in _OF_PROGRAMS:
+        return _OF_PROGRAMS[operation](message)
+    known = "open, prefetch, close, resume, attach, workspace, program, template, templates, forget and hello"
     raise BadMessageError(f"unknown op {operation!r}; {known} are known"[:200])
 
 
@@ -124,6 +181,50 @@ def _parse_open(message: Message, *, prefetch: bool) -> Open:
     place, instead_of = text(message, "place"), text(message, "instead_of")
     traceparent = text(message, "traceparent")
     return Open(number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of, traceparent)
+
+
+def _parse_program(message: Message) -> Program:
+    only(message, "id", "key", "name")
+    return Program(number(message, "id"), _key(message), text(message, "name") or "")
+
+
+def _parse_template(message: Message) -> Template:
+    if "unfit" in message:
+        only(message, "id", "key", "unfit")
+        return Template(number(message, "id"), _key(message), unfit=text(message, "unfit"))
+    only(message, "id", "key", "address", "pid", "nbytes", "modules", "left_out")
+    left_out = message.get("left_out")
+    if not isinstance(left_out, dict) or not all(isinstance(why, str) for why in left_out.values()):
+        raise BadMessageError("'left_out' must be an object whose values are text")
+    return Template(
+        number(message, "id"), _key(message), text(message, "address") or "", number(message, "pid"),
+        number(message, "nbytes"), number(message, "modules"), left_out,
+    )  # fmt: skip
+
+
+def _parse_templates(message: Message) -> Templates:
+    only(message, "id")
+    return Templates(number(message, "id"))
+
+
+def _parse_forget(message: Message) -> Forget:
+    only(message, "id", "template")
+    return Forget(number(message, "id"), text(message, "template"))
+
+
+_OF_PROGRAMS: dict[str, Callable[[Message], Program | Template | Templates | Forget]] = {
+    "program": _parse_program,
+    "template": _parse_template,
+    "templates": _parse_templates,
+    "forget": _parse_forget,
+}
+
+
+def _key(message: Message) -> str:
+    key = text(message, "key") or ""
+    if not _KEY.fullmatch(key):
+        raise BadMessageError("'key' must be 32 hexadecimal digits")
+    return key
 
 
 def _deadline(message: Message) -> float | None:

@@ -16,20 +16,15 @@ and the guard does not end with the template, whose predictors live on.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import socket
 import struct
-from typing import TYPE_CHECKING
 
 from trims.process.lifeline import has_ended
+from trims.process.subreaper import adopt, die_with, end_strays
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-_DIE_WITH_PARENT, _ADOPT = 1, 36
 #: Seconds between two rounds of ending what may start more meanwhile.
 _ROUND_S = 0.05
 #: Report of the template: the kind of event, and the process.
@@ -69,11 +64,6 @@ class Told:
             self._fd = -1
 
 
-def adopt() -> None:
-    """Be handed, from now on, what the processes below this one leave behind when they end."""
-    _control(_ADOPT, 1)
-
-
 def guarded(lifeline: int, sock: int) -> Told:
     """Go on in a fork of this process, which stays behind as the guard and never returns.
 
@@ -93,9 +83,7 @@ def guarded(lifeline: int, sock: int) -> Told:
     if pid == 0:
         os.close(hears)
         os.setsid()
-        _control(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != guard:  # it ended before we asked
-            os._exit(1)
+        die_with(guard)
         return Told(tells)
     try:
         os.close(sock)
@@ -172,44 +160,3 @@ class _Guard:
         if self._template in ended:
             self._template = None
         return ended
-
-
-def end_strays(known: Collection[int]) -> bool:
-    """One round of ending this process's children that are not known; what they have started is handed to this process.
-
-    Args:
-        known: Children that stay.
-
-    Returns:
-        Whether one was found, so that another round is needed.
-    """
-    found = [pid for pid in children() if pid not in known]
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError):  # none but this process buries it, so the number is still its own
-            os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-    return bool(found)
-
-
-def children() -> list[int]:
-    """Return the numbers of this process's children, those that have ended and are not buried among them.
-
-    Not every kernel lists them (`/proc/PID/task/TID/children`), so all processes are looked at.
-    """
-    own = os.getpid()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(name) == own]
-
-
-def _parent_of(pid: str) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])  # the name before it may hold anything
-    except (OSError, IndexError):
-        return 0
-
-
-def _control(operation: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({operation}): {os.strerror(number)}")

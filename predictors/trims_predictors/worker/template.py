@@ -27,18 +27,18 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
-from trims.process import messages
+from trims.process import fork_safety, messages, subreaper
 from trims.process.lifeline import depend_on
+from trims.process.randomness import installed_reseeders, reseed
 from trims.trace.children import BEGINS
 from trims_predictors.frameworks import threads
 from trims_predictors.sandbox.landlock import restrict
-from trims_predictors.worker import fork_safety, reaper, worker
-from trims_predictors.worker.randomness import installed_reseeders, reseed
+from trims_predictors.worker import reaper, worker
 from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
+    from trims.process.randomness import Reseeder
     from trims.wire.frames import Message
-    from trims_predictors.worker.randomness import Reseeder
 
 #: Seconds between the end of a predictor and the look for what it has left, so that forks do not wait for it.
 _SWEEP_S = 0.1
@@ -111,7 +111,7 @@ class Template:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
                 failed[module] = f"{type(error).__name__}: {error}"[:200]
         threads.warm_up_template(modules)
-        for pid in set(reaper.children()) - set(self._children.values()) - self._helpers:
+        for pid in set(subreaper.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
             self._told.helps(pid)
         try:
@@ -193,7 +193,7 @@ class Template:
     def _sweep(self) -> None:
         """End what predictors have left behind: none but those that have ended hands anything to this process."""
         if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
-            left = reaper.end_strays({*self._children.values(), *self._helpers})
+            left = subreaper.end_strays({*self._children.values(), *self._helpers})
             self._sweep_s = time.monotonic() + _SWEEP_S if left else None
 
 
@@ -206,7 +206,7 @@ def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
     options = begin()
     told = reaper.guarded(options.lifeline, options.socket)
-    reaper.adopt()
+    subreaper.adopt()
     depend_on(options.lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.socket)

@@ -41,6 +41,7 @@ from trims.manifests.serving import check_tensors
 from trims.process import messages
 from trims.process.forks import fork_count, parent_only
 from trims.process.lifeline import depend_on, end_group
+from trims.process.subreaper import adopt
 from trims.trace.children import BEGINS, Reporter, apart
 from trims.trace.levels import Level
 from trims.trace.spans import is_recording, records
@@ -56,7 +57,6 @@ from trims_predictors.worker.failures import blamed, confinement, failed
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
 from trims_predictors.worker.parts import Parts
 from trims_predictors.worker.prefault import Record, copy_ahead
-from trims_predictors.worker.reaper import adopt
 from trims_predictors.worker.rlimits import limit_memory, words_of_limit
 from trims_predictors.worker.start import begin
 

@@ -9,9 +9,9 @@ from fleets import Driver, drive, register, text
 from trims_predictors.children.template_process import Template
 from trims_predictors.deployment.deployment import load_message
 from trims_predictors.tensors import from_array, to_array
-from trims_predictors.worker import randomness
 
 from trims.core.errors import PredictorError
+from trims.process import randomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

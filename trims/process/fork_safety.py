@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
@@ -41,9 +41,37 @@ def fork_blocker(own: Collection[int]) -> str | None:
     return None
 
 
+def threads() -> set[str]:
+    """Return the numbers of this process's threads beside the first."""
+    return set(os.listdir("/proc/self/task")) - {str(os.getpid())}
+
+
+def lasting_threads() -> tuple[list[str], set[str]]:
+    """Return the names of the threads that a fork does not end, and the numbers of those that came after one.
+
+    Some libraries end their threads before a fork and start them again when they need them (OpenBLAS), or at once
+    (MXNet's engine), by handlers of `pthread_atfork`. Those are no reason not to fork. Two forks show which they are.
+    """
+    now = threads()
+    for _ in range(2):
+        before = now
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        now = threads()
+        if before & now:
+            return _names(before & now), now
+    return [], now
+
+
 def _threads() -> list[str]:
+    return _names(os.listdir("/proc/self/task"))
+
+
+def _names(tasks: Iterable[str]) -> list[str]:
     found = []
-    for task in sorted(os.listdir("/proc/self/task"), key=int):
+    for task in sorted(tasks, key=int):
         try:
             with open(f"/proc/self/task/{task}/comm") as file:
                 found.append(file.read().strip())

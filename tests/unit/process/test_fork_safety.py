@@ -16,7 +16,7 @@ WHY = {"a thread": "it has 2 threads", "a connection": "it holds a connection", 
 
 
 def verdict(code: str) -> str:
-    program = f"from trims_predictors.worker import fork_safety\n{code}\nprint(fork_safety.fork_blocker(()))"
+    program = f"from trims.process import fork_safety\n{code}\nprint(fork_safety.fork_blocker(()))"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, stdin=subprocess.PIPE
     ).stdout.strip()

@@ -1,0 +1,202 @@
+"""Command lines of Python programs: the interpreter, its flags, and the program, as CPython itself reads them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_NAMES = ("python", "python3")
+#: Flags without a value that a template is started with, too.
+_PLAIN = frozenset("bBdEIOPRsSqu")
+_LONG_VALUED = ("--check-hash-based-pycs",)
+#: Values of `-X` that do not report on imports or on the interpreter's own start and end.
+_QUIET_X = (
+    "dev", "faulthandler", "frozen_modules", "int_max_str_digits", "no_debug_ranges", "pycache_prefix", "utf8",
+    "warn_default_encoding", "cpu_count", "context_aware_warnings", "thread_inherit_context",
+)  # fmt: skip
+#: Bytes of a file that are read to find its interpreter, and those of a line that the kernel reads.
+_HEAD_BYTES, _LINE_BYTES = 512, 256
+
+
+class NotAProgram(Exception):  # noqa: N818 - no error: the command is executed as it is
+    """The command is not a Python program that a template can start; the message says why."""
+
+
+class Program:
+    """A Python program, and what starts it.
+
+    Attributes:
+        interpreter: Path of it, absolute, with its symbolic links: a virtual environment is found by it.
+        argv: The command line as the interpreter is given it.
+        flags: Those of the interpreter, each by itself.
+        arguments: From the first on that is no flag: a script, or `-m MODULE`, `-c CODE` or `-`.
+        comm: Name of the process, as the kernel sets it.
+        folder: What `sys.path` begins with; empty for an archive.
+    """
+
+    def __init__(self, interpreter: str, argv: Sequence[str], comm: str) -> None:
+        self.interpreter = interpreter
+        self.argv = list(argv)
+        self.comm = comm
+        self.flags, self.arguments = _parsed(self.argv)
+        self.folder = self._checked_folder()
+
+    @property
+    def own(self) -> str:
+        """Return the name of the module that is run; empty text for what is no module."""
+        return self.arguments[1] if self.arguments[0] == "-m" else ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Return what tells programs of one interpreter apart: how they are given, and which they are."""
+        first = self.arguments[0]
+        if first in ("-m", "-c"):
+            return first, self.arguments[1]
+        return ("-", "") if first == "-" else ("script", os.path.realpath(first))
+
+    def _checked_folder(self) -> str:
+        first = self.arguments[0]
+        if first in ("-m", "-c", "-"):
+            if first == "-" and os.isatty(0):
+                raise NotAProgram("it is an interactive session")
+            return os.getcwd()
+        try:
+            if not stat.S_ISREG(os.stat(first).st_mode):
+                raise NotAProgram(f"{first} is no file: folders and archives are run as ever")
+            with open(first, "rb") as file:
+                if file.read(4) == b"PK\3\4":
+                    raise NotAProgram(f"{first} is an archive")
+        except OSError as error:
+            raise NotAProgram(f"{first}: {error.strerror}") from error
+        return os.path.dirname(os.path.realpath(first))
+
+
+def program_of(command: Sequence[str], environment: Mapping[str, str]) -> Program:
+    """Return the Python program that a command runs.
+
+    Args:
+        command: Name or path of an executable, and its arguments.
+        environment: Of the command; PATH is looked through.
+
+    Raises:
+        NotAProgram: It is another kind of program, or one that only its interpreter can run.
+    """
+    path = _found(command[0], environment)
+    if path is None:
+        raise NotAProgram("no such command")
+    if _is_interpreter(path):
+        return Program(path, command, os.path.basename(path))
+    line = _interpreter_line(path)
+    if not line:
+        raise NotAProgram(f"{command[0]} is no Python program")
+    interpreter = _found(line[0], environment)
+    if interpreter is None or not _is_interpreter(interpreter):
+        raise NotAProgram(f"{command[0]} is a program of {line[0]}, which is no Python")
+    return Program(interpreter, [line[0], *line[1:], path, *command[1:]], os.path.basename(path))
+
+
+def _found(name: str, environment: Mapping[str, str]) -> str | None:
+    if "/" in name:
+        return os.path.abspath(name) if os.access(name, os.X_OK) and not os.path.isdir(name) else None
+    found = _which(name, environment.get("PATH", os.defpath))
+    return None if found is None else os.path.abspath(found)
+
+
+def _which(name: str, path: str) -> str | None:
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder or os.curdir, name)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    return None
+
+
+def _is_interpreter(path: str) -> bool:
+    """Return whether a path is that of a Python: by its name, and because it is no script (such as a shim)."""
+    name = os.path.basename(path)
+    if name not in _NAMES and not name.startswith("python3."):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _interpreter_line(path: str) -> list[str]:
+    """Return the words of a script's first line, as the kernel and `env` take them; empty for what is no script."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_HEAD_BYTES).split(b"\n")
+    except OSError:
+        return []
+    if not lines[0].startswith(b"#!") or len(lines[0]) > _LINE_BYTES:
+        return []
+    words = os.fsdecode(lines[0][2:].strip()).split(None, 1)
+    if words == ["/bin/sh"] and len(lines) > 1:
+        return _installers_line(os.fsdecode(lines[1]))
+    if words and os.path.basename(words[0]) == "env":
+        rest = words[1:] and words[1].split()
+        if rest and rest[0] == "-S":
+            return rest[1:]
+        return rest if len(rest) == 1 and not rest[0].startswith("-") and "=" not in rest[0] else []
+    return [word.rstrip() for word in words]
+
+
+def _installers_line(line: str) -> list[str]:
+    """Return the interpreter of a script whose path is too long for a first line: pip and uv write `'''exec' PATH`."""
+    if not line.startswith("'''exec' ") or not line.endswith(' "$0" "$@"'):
+        return []
+    path = line[len("'''exec' ") : -len(' "$0" "$@"')]
+    return [path.strip("\"'")]
+
+
+def _parsed(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags of an interpreter, and the rest. Raises NotAProgram."""
+    flags: list[str] = []
+    index = 1
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            index += 1
+            break
+        if word == "-" or not word.startswith("-"):
+            break
+        if word.startswith("--"):
+            if word not in _LONG_VALUED or index + 1 == len(argv):
+                raise NotAProgram(f"the interpreter is given {word}")
+            flags += [word, argv[index + 1]]
+            index += 2
+            continue
+        ended, index = _letters(argv, index, flags)
+        if ended:
+            return flags, [ended[0], ended[1], *argv[index:]]
+    if index >= len(argv):
+        raise NotAProgram("it is an interactive session")
+    return flags, list(argv[index:])
+
+
+def _letters(argv: Sequence[str], index: int, flags: list[str]) -> tuple[tuple[str, str] | None, int]:
+    """Take one word of flags in. Return the program if the word names it, and the index of the next word."""
+    word = argv[index]
+    for place, letter in enumerate(word[1:], 2):
+        if letter in _PLAIN:
+            flags.append(f"-{letter}")
+            continue
+        if letter not in "cmWX":
+            raise NotAProgram(f"the interpreter is given -{letter}")
+        value, index = word[place:], index + 1
+        if not value:
+            if index == len(argv):
+                raise NotAProgram(f"-{letter} lacks its value")
+            value, index = argv[index], index + 1
+        if letter in "cm":
+            return (f"-{letter}", value), index
+        if letter == "X" and value.partition("=")[0] not in _QUIET_X:
+            raise NotAProgram(f"the interpreter is given -X {value}")
+        flags += [f"-{letter}", value]
+        return None, index
+    return None, index + 1

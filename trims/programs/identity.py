@@ -1,0 +1,87 @@
+"""Identity of processes: what must be equal for one to run in the place of another, and what can be made equal.
+
+User, groups, capabilities, control group, namespaces, root folder, security label and filters of system calls are what
+a fork of a template has from the template for ever. All else that a process inherits can be set in the fork.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_FIELDS = (
+    "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd",
+    "CapAmb",
+)  # fmt: skip
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "time_for_children", "user", "uts")
+#: Variables that no import reads, and that differ from one shell, terminal or request to the next.
+UNREAD = frozenset(
+    ["_", "OLDPWD", "PWD", "SHLVL", "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "TRACEPARENT", "TRACESTATE", "BAGGAGE", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "PPID", "RANDOM", "JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT", "GUNICORN_FD", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID"]
+)
+
+
+def identity_of(pid: int | str = "self") -> str:
+    """Return what is equal for processes that may run in each other's place, as text.
+
+    Args:
+        pid: Of a process of this user.
+
+    Raises:
+        OSError: It has ended, or may not be looked at.
+    """
+    root = os.stat(f"/proc/{pid}/root/")
+    lines = [f"root {root.st_dev} {root.st_ino}"]
+    with open(f"/proc/{pid}/status") as file:
+        lines += [line.strip() for line in file if line.partition(":")[0] in _FIELDS]
+    with open(f"/proc/{pid}/cgroup") as file:
+        lines.append(file.read())
+    for name in _NAMESPACES:
+        try:
+            lines.append(os.readlink(f"/proc/{pid}/ns/{name}"))
+        except FileNotFoundError:
+            continue  # a kernel that has none of this kind
+    try:
+        with open(f"/proc/{pid}/attr/current") as file:
+            lines.append(file.read())
+    except OSError:
+        pass  # no module of the kernel labels processes
+    return "\n".join(lines)
+
+
+def mounts() -> str:
+    """Return the mount namespace of this process."""
+    return os.readlink("/proc/self/ns/mnt")
+
+
+def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Sequence[str] = ()) -> str:
+    """Return the key of the template that a program may be forked from.
+
+    Args:
+        parts: What identifies interpreter, flags and program.
+        environment: Its variables; each counts but those that no import reads.
+        ignored: Names of further variables that do not count.
+    """
+    try:
+        from _blake2 import blake2b  # of hashlib, whose import loads OpenSSL
+    except ImportError:
+        from hashlib import blake2b
+
+    counted = sorted(item for item in environment.items() if item[0] not in UNREAD and item[0] not in ignored)
+    text = repr((parts, identity_of(), counted))
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def interpreter_identity(path: str) -> tuple[object, ...]:
+    """Return what changes when an interpreter or its virtual environment is another one. Raises OSError."""
+    found: list[object] = [path]
+    real = os.path.realpath(path)
+    for each in (real, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
+        try:
+            status = os.stat(each)
+        except FileNotFoundError:
+            continue
+        found.append((each, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,70 @@
+"""The first run of a program: an ordinary one, whose imports are noted for the template of the next.
+
+The interpreter is started with `BOOT` in memory, which loads this file and nothing else of ours. An interpreter that templates cannot be made of executes the program as it was asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+#: Oldest Python that templates run in.
+OLDEST = (3, 10)
+#: Program text for any Python, in which `{plan!r}` and `{oldest!r}` are filled in.
+BOOT = """
+import sys
+plan = {plan!r}
+if sys.version_info < {oldest!r} or sys.implementation.name != "cpython":
+    import os
+    os.execv(plan["path"], plan["argv"])
+if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    del sys.path[0]
+import _frozen_importlib, _frozen_importlib_external
+def load(name):
+    spec = _frozen_importlib_external.spec_from_file_location(name, plan["folder"] + "/" + name + ".py")
+    module = _frozen_importlib.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+load("observe").main(plan, load)
+"""
+#: Argument of `-c` that runs this text from a descriptor. It is short, because `ps` shows as many letters.
+SHORT = "exec(open('/proc/self/fd/{boot}').read())"
+
+
+def main(plan: dict[str, Any], load: Callable[[str], Any]) -> None:
+    """Run the program.
+
+    Args:
+        plan: `argv`, the command line; `arguments`, of it from the first on that is no flag; `names`, the descriptor
+            of the memory for names; `boot`, that of the text that calls this.
+        load: Loads a file that lies beside this one.
+    """
+    run, observed = load("main_program").run, load("observed")
+    import mmap
+
+    memory = mmap.mmap(plan["names"], observed.MEMORY_BYTES)
+    del sys.modules["mmap"]
+    os.close(plan["names"])
+    os.close(plan["boot"])
+    sys.meta_path.insert(0, observed.Observer(memory))
+    _show(plan["argv"])
+    run(plan["arguments"], plan["argv"])
+
+
+def _show(argv: list[str]) -> None:
+    """Write the program's command line over this process's own, which is longer, for `ps`."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(map(os.fsencode, argv)) + b"\0"
+    try:
+        with open("/proc/self/mem", "r+b", buffering=0) as own:
+            own.seek(begin)
+            own.write(text[: end - begin].ljust(end - begin, b"\0"))
+    except OSError:
+        pass  # the kernel forbids it: `ps` shows how the program was started

@@ -1,0 +1,398 @@
+"""The template of a program: it has imported what the program imports, has one thread, and is forked for each start.
+
+Standard library only until its first message. Messages on its socket to the host:
+
+    {"op": "import", "modules": [...], "own": NAME}
+                            -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
+    {"op": "fork", ...} and descriptors
+                            -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
+
+and without being asked {"op": "ended", "pid": ..., "status": ..., "modules": [...]} and {"op": "stopped", "pid": ...,
+"signal": ...}. The template ends with its socket; its programs do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import mmap
+import os
+import select
+import signal
+import site
+import socket
+import sys
+import sysconfig
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import NotSupportedError
+from trims.process import fork_safety, messages
+from trims.process.lifeline import depend_on
+from trims.process.randomness import installed_reseeders, reseed
+from trims.programs.inside.ending import Ending
+from trims.programs.inside.main_program import run
+from trims.programs.inside.observed import read_names
+from trims.programs.inside.surroundings import become, take_descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.wire.frames import Message
+
+#: Bytes of memory in which a program reports what else it has imported.
+_NEW_NAMES_BYTES = 64 << 10
+#: Descriptors that one message may bring: as many as the kernel passes at once.
+MOST_DESCRIPTORS = 253
+#: Bytes of a message that comes in a file: the environment and the arguments of a program may be two megabytes.
+LONG_BYTES = 8 << 20
+#: What a program answers before it begins, and what it is given to begin.
+READY, GO = b"r", b"g"
+
+
+class Fork(BaseException):
+    """Raised in a fork, to leave all frames of the template.
+
+    Args:
+        plan: See `surroundings.become`; `arguments` and `argv` are the program's, `numbers` its descriptors'.
+        fds: The socket on which the caller says that it begins, and those for `take_descriptors`.
+        memory: For the names of what it imports.
+    """
+
+    def __init__(self, plan: Message, fds: list[int], memory: mmap.mmap) -> None:
+        super().__init__()
+        self.plan, self.fds, self.memory = plan, fds, memory
+
+
+class Template:
+    """Template that imports and forks as the messages on its socket say.
+
+    Args:
+        sock: To the host.
+        before: Names of the modules that every interpreter has when a program begins.
+        lifeline: Descriptor of this process's own.
+        output: File that standard output and error go to.
+        progress: File for the index of the module that is being imported.
+    """
+
+    def __init__(self, sock: socket.socket, before: set[str], lifeline: int, output: int, progress: int) -> None:
+        self._sock = sock
+        self._before = before
+        self._lifeline = lifeline
+        self._output = output
+        self._progress = progress
+        #: Why the template may not be forked, and the modules of which one is the culprit.
+        self._spoilt, self._culprits, self._last = "", list[str](), ""
+        #: Modules that our own code has imported.
+        self._ours: set[str] = set()
+        self._learned: set[str] = set()
+        self._missing: list[str] = []
+        #: Threads that come and go with each fork, by number (see `fork_safety.lasting_threads`).
+        self._threads: set[str] = set()
+        self._reseeders: list[Any] = []
+        self._descriptors = 0
+        self._environment = dict(os.environ)
+        #: pid -> memory in which it reports modules
+        self._children: dict[int, mmap.mmap] = {}
+
+    def serve(self) -> None:
+        """Carry out messages and report on forks until the host lets go. Raises Fork in a fork."""
+        poll = select.poll()
+        reads, wakes = socket.socketpair()
+        for end in (reads, wakes):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        self._known = {self._sock.fileno(), self._lifeline, reads.fileno(), wakes.fileno()}
+        poll.register(self._sock, select.POLLIN)
+        poll.register(reads, select.POLLIN)
+        self._descriptors = _count("fd")
+        while True:
+            for fd, _ in poll.poll():
+                if fd == reads.fileno():
+                    with contextlib.suppress(BlockingIOError):
+                        reads.recv(1 << 12)
+                    self._reap()
+                elif not self._carry_out():
+                    return
+
+    def _carry_out(self) -> bool:
+        received = messages.receive(self._sock, most_fds=MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
+        if received is None:
+            return False
+        message, fds = received
+        if message["op"] == "import":
+            messages.send(self._sock, self._import(message["modules"], message["own"]), long=True)
+        else:
+            self._fork(message, fds)
+        return True
+
+    # -- imports ---------------------------------------------------------------------------------------------------
+
+    def _import(self, modules: list[str], own: str) -> Message:
+        self._ours = set(sys.modules) - self._before
+        failed: dict[str, str] = {}
+        roots = _roots()
+        allowed: dict[str, bool] = {}
+        sys.meta_path.append(_Missing(self._missing))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Before(self._look))  # type: ignore[arg-type]
+        for index, name in enumerate(modules):
+            os.pwrite(self._progress, index.to_bytes(8, "little"), 0)
+            top = name.partition(".")[0]
+            if top not in allowed:
+                allowed[top] = _is_installed(top, roots)
+            if not allowed[top] or own in (name, f"{name}.__main__"):
+                continue
+            self._import_one(name, failed)
+            if self._spoilt:
+                return {"op": "spoilt", "modules": [*self._culprits, name], "why": self._spoilt}
+        del sys.meta_path[0], sys.meta_path[-1]
+        self._learned = set(modules)
+        return self._imported(failed, roots, allowed)
+
+    def _import_one(self, name: str, failed: dict[str, str]) -> None:
+        self._last = name
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:  # else it was not there for the program either
+                failed[name] = f"{type(error).__name__}: {error}"[:200]
+        except BaseException as error:  # noqa: BLE001 - whatever one does, the others are wanted still
+            failed[name] = f"{type(error).__name__}: {error}"[:200]
+        self._look("")
+        self._spoilt = self._side_effect() or ""  # a module may have had a file open only while it imported another
+        if not self._spoilt:
+            self._culprits.clear()
+
+    def _look(self, name: str) -> None:
+        """Look whether an import has spoilt the template, each time that the next one begins.
+
+        The culprit is the module that was imported last, or one of those that are being imported.
+        """
+        if not self._culprits and self._side_effect():
+            begun = [each for each, module in list(sys.modules.items()) if _is_begun(module)]
+            self._culprits = [self._last, *begun]
+        self._last = name
+
+    def _side_effect(self) -> str | None:
+        """Return why the template may not be forked now; None if it may be."""
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if os.fstat(self._output).st_size:
+            return f"it prints when it is imported: {_begin_of(self._output)!r}"
+        if _count("fd") != self._descriptors:
+            why = fork_safety.fork_blocker(self._known) if _count("task") == 1 else None
+            return why or f"it keeps a file open: {', '.join(self._new_files())}"
+        if _count("task") != 1:
+            return self._lasting_threads()
+        if sys.gettrace() is not None or sys.getprofile() is not None:
+            return "it traces what is run"
+        return None
+
+    def _new_files(self) -> list[str]:
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) > 2 and int(fd) not in {*self._known, self._output, self._progress}:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return found
+
+    def _lasting_threads(self) -> str | None:
+        lasting, self._threads = fork_safety.lasting_threads()
+        return f"it starts threads that stay when the process is forked: {', '.join(lasting)}" if lasting else None
+
+    def _imported(self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool]) -> Message:
+        try:
+            self._reseeders = installed_reseeders()
+        except NotSupportedError as error:
+            return {"op": "spoilt", "modules": [], "why": str(error)}
+        gc.collect()
+        gc.disable()
+        gc.freeze()  # or the first collection in each program would copy every page that has an object
+        for name in self._ours_alone():
+            sys.modules.pop(name, None)
+        if _count("task") != 1 and (why := self._lasting_threads()):
+            return {"op": "spoilt", "modules": [], "why": why}
+        now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
+        self._set = {name: value for name, value in now.items() if value != self._environment.get(name)}
+        loaded = {name: module for name, module in list(sys.modules.items()) if name not in self._before}
+        files = (getattr(module, "__file__", None) for module in loaded.values())
+        tops = {name: _place(module) for name, module in loaded.items() if "." not in name and _on_path(module)}
+        return {
+            "op": "imported",
+            "failed": failed,
+            "count": len(loaded),
+            "files": [file for file in files if isinstance(file, str) and os.path.isabs(file) and os.path.exists(file)],
+            "tops": tops,
+            "missing": sorted(set(self._missing)),
+            "sites": [path for path in sys.path if f"{os.path.realpath(path)}/" in roots],
+            "paths": [path for path in sys.path if f"{os.path.realpath(path)}/" not in roots and os.path.isdir(path)],
+            "own": sorted(top for top, installed in allowed.items() if not installed),
+            "prefix": sys.prefix,
+        }
+
+    def _ours_alone(self) -> list[str]:
+        """Return the modules that our code has imported and the program does not, ours among them."""
+        ours = self._ours | {name for name in sys.modules if name.partition(".")[0] == "trims"}
+        return [name for name in ours if name not in self._learned]
+
+    # -- forks -----------------------------------------------------------------------------------------------------
+
+    def _fork(self, plan: Message, fds: list[int]) -> None:
+        why = self._blocker({*self._known, *fds})
+        if why is not None:
+            messages.close_all(fds)
+            messages.send(self._sock, {"op": "refused", "why": why})
+            return
+        memory = mmap.mmap(-1, _NEW_NAMES_BYTES)
+        pid = os.fork()
+        if pid == 0:
+            raise Fork(plan, fds, memory)
+        messages.close_all(fds)
+        self._children[pid] = memory
+        if self._threads:
+            self._threads = fork_safety.threads()
+        pidfd = os.pidfd_open(pid)
+        messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
+        os.close(pidfd)
+
+    def _blocker(self, own: set[int]) -> str | None:
+        """Return why this process must not be forked now; None if it may be."""
+        if self._threads and fork_safety.threads() <= self._threads:
+            return None
+        return fork_safety.fork_blocker(own)
+
+    def begin(self, fork: Fork, ending: Ending) -> None:
+        """Make a fork the program's process, and wait until the caller begins; without that it ends."""
+        go = fork.fds[0]
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            go = take_descriptors(fork.plan["numbers"], fork.fds[1:], go)
+            become(fork.plan, self._set)
+            reseed(self._reseeders)
+            ending.begin(fork.memory)
+            gc.enable()
+        except BaseException as error:  # noqa: BLE001 - the caller runs the program itself
+            os.write(go, f"{type(error).__name__}: {error}"[:1000].encode())
+            os._exit(70)
+        if os.read(go, 1) != GO:
+            os._exit(0)
+        os.write(go, READY)
+        os.close(go)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG):
+                if found.si_code == os.CLD_STOPPED:
+                    messages.send(self._sock, {"op": "stopped", "pid": found.si_pid, "signal": found.si_status})
+                    continue
+                status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                memory = self._children.pop(found.si_pid, None)
+                modules = read_names(memory)[0] if memory is not None else []
+                ended = {"op": "ended", "pid": found.si_pid, "status": status, "modules": modules}
+                messages.send(self._sock, ended, long=True)
+
+
+def _is_begun(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+class _Before:
+    """First finder: calls a function before each import."""
+
+    def __init__(self, called: Callable[[str], None]) -> None:
+        self._called = called
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Call the function with the name of the module."""
+        del path, target
+        self._called(name)
+
+
+class _Missing:
+    """Last finder: notes which modules are looked for in vain. One of the program's own would have been found."""
+
+    def __init__(self, missing: list[str]) -> None:
+        self._missing = missing
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Note a module of the top level that none has found."""
+        del target
+        if path is None:
+            self._missing.append(name)
+
+
+def _roots() -> tuple[str, ...]:
+    """Return the folders of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    if "site" in sys.modules and not sys.flags.no_site:
+        found += site.getsitepackages()
+        if site.ENABLE_USER_SITE:
+            found.append(site.getusersitepackages())
+    return tuple(f"{os.path.realpath(folder)}/" for folder in found)
+
+
+def _is_installed(name: str, roots: tuple[str, ...]) -> bool:
+    """Return whether a module of the top level is the standard library's or an installed package's."""
+    if name in ("trims", "__main__", "sitecustomize", "usercustomize"):
+        return False
+    try:
+        spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None:
+        return False
+    if spec.origin in ("built-in", "frozen"):
+        return True
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+    return bool(places) and all(f"{os.path.realpath(place)}/".startswith(roots) for place in places)
+
+
+def _on_path(module: Any) -> bool:
+    """Return whether a module was found on `sys.path`, where a program's own of that name would have come first."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin not in ("built-in", "frozen")
+
+
+def _place(module: Any) -> str:
+    """Return the file of a module; empty text for a package without one, whose folders add up."""
+    return getattr(module, "__file__", None) or ""
+
+
+def _count(what: str) -> int:
+    return len(os.listdir(f"/proc/self/{what}"))
+
+
+def _begin_of(output: int) -> str:
+    return os.pread(output, 80, 0).decode(errors="replace").strip()
+
+
+def main(before: set[str]) -> None:
+    """Entry: the arguments are descriptors, behind the folder of our package.
+
+    Args:
+        before: Names of the modules that were there before ours.
+    """
+    sock, lifeline, output, progress = (int(number) for number in sys.argv[2:6])
+    for fd in (sock, lifeline, output, progress):
+        os.set_inheritable(fd, False)
+    os.setpgid(0, 0)
+    depend_on(lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ending = Ending()
+    template = Template(socket.socket(fileno=sock), before, lifeline, output, progress)
+    try:
+        template.serve()
+        os._exit(0)
+    except Fork as forked:
+        fork = forked
+    except BaseException:  # noqa: BLE001 - nothing may get out of a template but a fork
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        os._exit(70)
+    template.begin(fork, ending)
+    run(fork.plan["arguments"], fork.plan["argv"], ending.note)
