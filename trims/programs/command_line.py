@@ -96,7 +96,8 @@ def program_of(command: Sequence[str], environment: Mapping[str, str]) -> Progra
     interpreter = _found(line[0], environment)
     if interpreter is None or not _is_interpreter(interpreter):
         raise NotAProgram(f"{command[0]} is a program of {line[0]}, which is no Python")
-    return Program(interpreter, [line[0], *line[1:], path, *command[1:]], os.path.basename(path))
+    script = command[0] if "/" in command[0] else path  # as the kernel is given it
+    return Program(interpreter, [*line, script, *command[1:]], os.path.basename(path))
 
 
 def _found(name: str, environment: Mapping[str, str]) -> str | None:

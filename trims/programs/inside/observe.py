@@ -18,6 +18,7 @@ OLDEST = (3, 10)
 #: Program text for any Python, in which `{plan!r}` and `{oldest!r}` are filled in.
 BOOT = """
 import sys
+before = set(sys.modules)
 plan = {plan!r}
 if sys.version_info < {oldest!r} or sys.implementation.name != "cpython":
     import os
@@ -30,27 +31,29 @@ def load(name):
     module = _frozen_importlib.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-load("observe").main(plan, load)
+load("observe").main(plan, load, before)
 """
 #: Argument of `-c` that runs this text from a descriptor. It is short, because `ps` shows as many letters.
 SHORT = "exec(open('/proc/self/fd/{boot}').read())"
 
 
-def main(plan: dict[str, Any], load: Callable[[str], Any]) -> None:
+def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> None:
     """Run the program.
 
     Args:
         plan: `argv`, the command line; `arguments`, of it from the first on that is no flag; `names`, the descriptor
             of the memory for names; `boot`, that of the text that calls this.
         load: Loads a file that lies beside this one.
+        before: Names of the modules that were there before ours.
     """
     run, observed = load("main_program").run, load("observed")
     import mmap
 
     memory = mmap.mmap(plan["names"], observed.MEMORY_BYTES)
-    del sys.modules["mmap"]
     os.close(plan["names"])
     os.close(plan["boot"])
+    for name in sys.modules.keys() - before:
+        del sys.modules[name]
     sys.meta_path.insert(0, observed.Observer(memory))
     _show(plan["argv"])
     run(plan["arguments"], plan["argv"])

@@ -120,9 +120,10 @@ def renew_standard_streams() -> None:
             setattr(sys, name, None)
             setattr(sys, f"__{name}__", None)
             continue
-        unbuffered = number > 0 and stream.write_through
-        raw: Any = io.open(number, "wb" if number else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: UP020
-        (raw if unbuffered else raw.raw).name = f"<{name}>"
+        unbuffered = stream.write_through
+        at_once = bool(unbuffered and number)
+        raw: Any = io.open(number, "wb" if number else "rb", 0 if at_once else -1, closefd=False)  # noqa: SIM115, UP020
+        (raw if at_once else raw.raw).name = f"<{name}>"
         line_buffered = not unbuffered and (number == 2 or raw.isatty())
         stream.__init__(raw, stream.encoding, stream.errors, "\n", line_buffered, unbuffered)
         stream.mode = "w" if number else "r"

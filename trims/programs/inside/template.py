@@ -99,8 +99,8 @@ class Template:
     def serve(self) -> None:
         """Carry out messages and report on forks until the host lets go. Raises Fork in a fork."""
         poll = select.poll()
-        reads, wakes = socket.socketpair()
-        for end in (reads, wakes):
+        reads, wakes = self._wakers = socket.socketpair()
+        for end in self._wakers:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
@@ -131,18 +131,15 @@ class Template:
     # -- imports ---------------------------------------------------------------------------------------------------
 
     def _import(self, modules: list[str], own: str) -> Message:
-        self._ours = set(sys.modules) - self._before
         failed: dict[str, str] = {}
         roots = _roots()
-        allowed: dict[str, bool] = {}
+        allowed = {top: _is_installed(top, roots) for top in dict.fromkeys(name.partition(".")[0] for name in modules)}
+        self._ours = set(sys.modules) - self._before
         sys.meta_path.append(_Missing(self._missing))  # type: ignore[arg-type]
         sys.meta_path.insert(0, _Before(self._look))  # type: ignore[arg-type]
         for index, name in enumerate(modules):
             os.pwrite(self._progress, index.to_bytes(8, "little"), 0)
-            top = name.partition(".")[0]
-            if top not in allowed:
-                allowed[top] = _is_installed(top, roots)
-            if not allowed[top] or own in (name, f"{name}.__main__"):
+            if not allowed[name.partition(".")[0]] or own in (name, f"{name}.__main__"):
                 continue
             self._import_one(name, failed)
             if self._spoilt:
@@ -269,6 +266,8 @@ class Template:
         go = fork.fds[0]
         try:
             signal.set_wakeup_fd(-1)
+            for each in (self._sock, *self._wakers):
+                each.detach()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
             go = take_descriptors(fork.plan["numbers"], fork.fds[1:], go)
