@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+#: Looks at threads that may still come, and seconds between them.
+_LOOKS, _LOOK_S = 20, 0.005
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
@@ -59,10 +62,21 @@ def lasting_threads() -> tuple[list[str], set[str]]:
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        now = threads()
+        now = _settled()
         if before & now:
             return _names(before & now), now
     return [], now
+
+
+def _settled() -> set[str]:
+    """Return the threads once no more come: libraries start theirs a moment after a fork."""
+    found = threads()
+    for _ in range(_LOOKS):
+        time.sleep(_LOOK_S)
+        before, found = found, threads()
+        if before == found:
+            break
+    return found
 
 
 def _threads() -> list[str]:

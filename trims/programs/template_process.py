@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trims.process import messages
 from trims.process.child import Child, Ties
 from trims.process.python import LOAD_PACKAGES, run_code
+from trims.programs.inside.observe import OLDEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 #: Program text of the template: what is there before it counts as the interpreter's own.
 _BOOT = f"""
 before = set(sys.modules)
+if sys.version_info < {OLDEST!r} or sys.implementation.name != "cpython":
+    sys.exit("templates need CPython 3.10 or newer, and this is " + sys.version)
 {LOAD_PACKAGES}
 load_packages({{"trims": sys.argv[1]}})
 from trims.programs.inside.template import main

@@ -88,8 +88,8 @@ class Template:
         self._ours: set[str] = set()
         self._learned: set[str] = set()
         self._missing: list[str] = []
-        #: Threads that come and go with each fork, by number (see `fork_safety.lasting_threads`).
-        self._threads: set[str] = set()
+        #: Whether there are threads that a library ends before each fork and starts again after it.
+        self._restarting = False
         self._reseeders: list[Any] = []
         self._descriptors = 0
         self._environment = dict(os.environ)
@@ -197,7 +197,8 @@ class Template:
         return found
 
     def _lasting_threads(self) -> str | None:
-        lasting, self._threads = fork_safety.lasting_threads()
+        lasting, others = fork_safety.lasting_threads()
+        self._restarting = bool(others)
         return f"it starts threads that stay when the process is forked: {', '.join(lasting)}" if lasting else None
 
     def _imported(self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool]) -> Message:
@@ -210,7 +211,7 @@ class Template:
         gc.freeze()  # or the first collection in each program would copy every page that has an object
         for name in self._ours_alone():
             sys.modules.pop(name, None)
-        if _count("task") != 1 and (why := self._lasting_threads()):
+        if why := self._lasting_threads():
             return {"op": "spoilt", "modules": [], "why": why}
         now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
         self._set = {name: value for name, value in now.items() if value != self._environment.get(name)}
@@ -249,17 +250,13 @@ class Template:
             raise Fork(plan, fds, memory)
         messages.close_all(fds)
         self._children[pid] = memory
-        if self._threads:
-            self._threads = fork_safety.threads()
         pidfd = os.pidfd_open(pid)
         messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
         os.close(pidfd)
 
     def _blocker(self, own: set[int]) -> str | None:
         """Return why this process must not be forked now; None if it may be."""
-        if self._threads and fork_safety.threads() <= self._threads:
-            return None
-        return fork_safety.fork_blocker(own)
+        return None if self._restarting else fork_safety.fork_blocker(own)
 
     def begin(self, fork: Fork, ending: Ending) -> None:
         """Make a fork the program's process, and wait until the caller begins; without that it ends."""
