@@ -16,7 +16,7 @@ from trims.wire.answers import error_message
 from trims.wire.messages import Forget, Program, Template, Templates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.daemon.clients import Connection
     from trims.wire.frames import Message
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _MOST = 256
 #: Programs without a template that are remembered, and for how many seconds: the cause may be of the moment.
 _MOST_UNFIT, _UNFIT_S = 1024, 600.0
+
+
+#: User, key, and the values of the variables that tell templates with this key apart.
+_Place = tuple[int, str, tuple["str | None", ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +40,8 @@ class _Known:
     name: str
     session: int
     maker: int
+    unread: Mapping[str, str]
+    place: _Place
     address: str = ""
     pid: int = 0
     nbytes: int = 0
@@ -56,10 +62,12 @@ class ProgramTemplates:
     def __init__(self, most_bytes: int, end: Callable[[int, str], None]) -> None:
         self._most_bytes = most_bytes
         self._end = end
-        self._known: dict[tuple[int, str], _Known] = {}
+        self._known: dict[_Place, _Known] = {}
+        #: Variables that the imports of a program read although most do not (see `Program.unread`).
+        self._reads: dict[tuple[int, str], tuple[str, ...]] = {}
         self._by_session: dict[int, _Known] = {}
         #: Programs that can have no template: why, and until when.
-        self._unfit: dict[tuple[int, str], tuple[str, float]] = {}
+        self._unfit: dict[_Place, tuple[str, float]] = {}
         self._mounts = os.readlink("/proc/self/ns/mnt")
 
     def answer(self, connection: Connection, request: Program | Template | Templates | Forget) -> Message:
@@ -78,7 +86,7 @@ class ProgramTemplates:
         return {"id": request.id, **found}
 
     def _find(self, connection: Connection, request: Program) -> Message:
-        place = (connection.peer.uid, request.key)
+        place = self._place(connection.peer.uid, request.key, request.unread)
         known = self._known.get(place)
         if known is not None and known.address:
             known.used_s, known.starts = time.monotonic(), known.starts + 1
@@ -92,7 +100,9 @@ class ProgramTemplates:
             return {"state": "aside", "why": f"the daemon knows {_MOST} templates, as many as it may"}
         if connection.number in self._by_session:
             raise CallerError("a session makes one template")
-        known = _Known(*place, request.name, connection.number, connection.peer.pid)
+        known = _Known(
+            connection.peer.uid, request.key, request.name, connection.number, connection.peer.pid, request.unread, place
+        )  # fmt: skip
         self._known[place] = self._by_session[connection.number] = known
         return {"state": "observe"}
 
@@ -113,8 +123,26 @@ class ProgramTemplates:
         known.address, known.pid, known.nbytes = request.address, request.pid, request.nbytes
         known.modules, known.left_out = request.modules, request.left_out
         known.used_s = time.monotonic()
+        self._tell_apart(known, request.reads)
         self._make_room(known)
         return {"accepted": True}
+
+    def _place(self, uid: int, key: str, unread: Mapping[str, str]) -> _Place:
+        return uid, key, tuple(unread.get(name) for name in self._reads.get((uid, key), ()))
+
+    def _tell_apart(self, known: _Known, reads: Sequence[str]) -> None:
+        """Have the templates of a program told apart by variables that its imports read."""
+        base = (known.uid, known.key)
+        names = tuple(sorted({*self._reads.get(base, ()), *reads}))
+        if names == self._reads.get(base, ()):
+            return
+        while len(self._reads) >= _MOST_UNFIT:
+            del self._reads[next(iter(self._reads))]
+        self._reads[base] = names
+        for each in [each for place, each in self._known.items() if place[:2] == base]:
+            del self._known[each.place]
+            each.place = self._place(each.uid, each.key, each.unread)
+            self._known[each.place] = each
 
     def _make_room(self, kept: _Known) -> None:
         """End the templates that were not used for longest until the rest fits."""
@@ -130,7 +158,7 @@ class ProgramTemplates:
     def _note_unfit(self, known: _Known, why: str) -> None:
         while len(self._unfit) >= _MOST_UNFIT:
             del self._unfit[next(iter(self._unfit))]
-        self._unfit[known.uid, known.key] = (why, time.monotonic() + _UNFIT_S)
+        self._unfit[known.place] = (why, time.monotonic() + _UNFIT_S)
 
     def _of(self, uid: int) -> list[_Known]:
         return [each for each in self._known.values() if each.uid == uid]
@@ -153,7 +181,8 @@ class ProgramTemplates:
         """Forget the template of a session that has ended."""
         known = self._by_session.pop(session, None)
         if known is not None:
-            del self._known[known.uid, known.key]
+            if self._known.get(known.place) is known:
+                del self._known[known.place]
 
 
 def _row(known: _Known) -> Message:

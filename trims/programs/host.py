@@ -77,7 +77,8 @@ class Host:
     """Host of the template of one program.
 
     Args:
-        plan: `interpreter`, `flags`, `environment` and `own` of the program, its `key` and `name`, and `keep_alive_s`.
+        plan: `interpreter`, `flags`, `environment`, `working_folder` and `own` of the program, its `key`, the names of
+            variables that no import should read (`unread`), and `keep_alive_s`.
         door: Session at the daemon that has granted the making of this template.
         names: Memory in which the first run notes what it imports.
         program: Descriptor of that run (pidfd).
@@ -205,7 +206,7 @@ class Host:
             self._door.ask({
                 "op": "template", "key": self._plan["key"], "address": self._listener.getsockname()[1:].decode(),
                 "pid": self._template.child.pid, "nbytes": self._template.memory_bytes(),
-                "modules": self._template.facts["count"], "left_out": dict(list({**self._left_out, **self._failed}.items())[:50]),
+                "reads": self._template.facts["reads"], "modules": self._template.facts["count"], "left_out": dict(list({**self._left_out, **self._failed}.items())[:50]),
             })  # fmt: skip
         except TrimsError as error:
             raise _Unfit(str(error)) from error
@@ -240,7 +241,8 @@ class Host:
         plan = self._plan
         try:
             self._coming = TemplateProcess(
-                plan["interpreter"], plan["flags"], plan["environment"], modules, plan["own"]
+                plan["interpreter"], plan["flags"], plan["environment"], modules, own=plan["own"],
+                folder=plan["working_folder"], unread=plan["unread"],
             )  # fmt: skip
         except OSError as error:
             raise _Unfit(f"{plan['interpreter']} cannot be started: {error}") from error

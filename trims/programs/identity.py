@@ -17,6 +17,7 @@ _FIELDS = (
     "CapAmb",
 )  # fmt: skip
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "time_for_children", "user", "uts")
+_MOST_LETTERS = 1024
 #: Variables that no import reads, and that differ from one shell, terminal or request to the next.
 UNREAD = frozenset(
     ["_", "OLDPWD", "PWD", "SHLVL", "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "TRACEPARENT", "TRACESTATE", "BAGGAGE", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "PPID", "RANDOM", "JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT", "GUNICORN_FD", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID"]
@@ -72,6 +73,15 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
     counted = sorted(item for item in environment.items() if item[0] not in UNREAD and item[0] not in ignored)
     text = repr((parts, identity_of(), counted))
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def unread_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that should not tell templates apart, and the working folder under an empty name.
+
+    Some program's imports read one all the same: then it does tell templates apart, for that program.
+    """
+    found = {name: environment[name][:_MOST_LETTERS] for name in sorted(UNREAD & environment.keys())}
+    return {name: value for name, value in {**found, "": os.getcwd()}.items() if value.isprintable()}
 
 
 def interpreter_identity(path: str) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from trims.core.errors import TrimsError
 from trims.process import messages
 from trims.programs.command_line import NotAProgram, Program, program_of
 from trims.programs.door import Door
-from trims.programs.identity import interpreter_identity, key_of, mounts
+from trims.programs.identity import UNREAD, interpreter_identity, key_of, mounts, unread_values
 from trims.programs.inside.observe import BOOT, OLDEST, SHORT
 from trims.programs.inside.observed import MEMORY_BYTES
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
@@ -95,7 +95,9 @@ class Launch:
             parts.append(os.getcwd())
         door = Door.open(os.path.join(self._runtime_dir, ATTACH_SOCKET), _DAEMON_S)
         key = key_of(parts, os.environ, self._ignored)
-        return door, key, door.ask({"op": "program", "key": key, "name": _name_of(program)})
+        return door, key, door.ask(
+            {"op": "program", "key": key, "name": _name_of(program), "unread": unread_values(os.environ)}
+        )
 
     def _say(self, text: str) -> None:
         if self._why:
@@ -117,7 +119,8 @@ class Launch:
         os.ftruncate(names, MEMORY_BYTES)
         plan = {
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
-            "environment": dict(os.environ), "keep_alive_s": self._keep_alive_s,
+            "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
+            "unread": sorted(UNREAD),
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])

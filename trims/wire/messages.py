@@ -14,7 +14,7 @@ from trims.core.errors import BadMessageError
 from trims.wire.fields import number, only, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.wire.frames import Message
 
@@ -98,11 +98,13 @@ class Program:
 
     Attributes:
         name: Of the program, for `trims ps --templates`.
+        unread: Variables that tell templates apart only where an import reads one; the working folder under no name.
     """
 
     id: int
     key: str
     name: str
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Template:
         nbytes: Memory that it takes.
         modules: How many it has imported.
         left_out: Modules that cannot be in it, and why.
+        reads: Names among `Program.unread` that its imports read.
         unfit: Why there can be none, in place of all that; None if there is one.
     """
 
@@ -125,6 +128,7 @@ class Template:
     nbytes: int = 0
     modules: int = 0
     left_out: Mapping[str, str] = field(default_factory=dict)
+    reads: Sequence[str] = ()
     unfit: str | None = None
 
 
@@ -184,21 +188,22 @@ def _parse_open(message: Message, *, prefetch: bool) -> Open:
 
 
 def _parse_program(message: Message) -> Program:
-    only(message, "id", "key", "name")
-    return Program(number(message, "id"), _key(message), text(message, "name") or "")
+    only(message, "id", "key", "name", "unread")
+    name = text(message, "name") or ""
+    return Program(number(message, "id"), _key(message), name, _texts(message, "unread"))
 
 
 def _parse_template(message: Message) -> Template:
     if "unfit" in message:
         only(message, "id", "key", "unfit")
         return Template(number(message, "id"), _key(message), unfit=text(message, "unfit"))
-    only(message, "id", "key", "address", "pid", "nbytes", "modules", "left_out")
-    left_out = message.get("left_out")
-    if not isinstance(left_out, dict) or not all(isinstance(why, str) for why in left_out.values()):
-        raise BadMessageError("'left_out' must be an object whose values are text")
+    only(message, "id", "key", "address", "pid", "nbytes", "modules", "left_out", "reads")
+    reads = message.get("reads", [])
+    if not isinstance(reads, list) or not all(isinstance(name, str) for name in reads):
+        raise BadMessageError("'reads' must be a list of texts")
     return Template(
         number(message, "id"), _key(message), text(message, "address") or "", number(message, "pid"),
-        number(message, "nbytes"), number(message, "modules"), left_out,
+        number(message, "nbytes"), number(message, "modules"), _texts(message, "left_out"), reads,
     )  # fmt: skip
 
 
@@ -218,6 +223,13 @@ _OF_PROGRAMS: dict[str, Callable[[Message], Program | Template | Templates | For
     "templates": _parse_templates,
     "forget": _parse_forget,
 }
+
+
+def _texts(message: Message, name: str) -> dict[str, str]:
+    found = message.get(name, {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise BadMessageError(f"{name!r} must be an object whose values are text")
+    return found
 
 
 def _key(message: Message) -> str:

@@ -2,7 +2,7 @@
 
 Standard library only until its first message. Messages on its socket to the host:
 
-    {"op": "import", "modules": [...], "own": NAME}
+    {"op": "import", "modules": [...], "own": NAME, "unread": [...]}
                             -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
     {"op": "fork", ...} and descriptors
                             -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
@@ -90,6 +90,7 @@ class Template:
         self._missing: list[str] = []
         #: Whether there are threads that a library ends before each fork and starts again after it.
         self._restarting = False
+        self._unread: frozenset[str] = frozenset()
         self._reseeders: list[Any] = []
         self._descriptors = 0
         self._environment = dict(os.environ)
@@ -123,6 +124,7 @@ class Template:
             return False
         message, fds = received
         if message["op"] == "import":
+            self._unread = frozenset(message["unread"])
             messages.send(self._sock, self._import(message["modules"], message["own"]), long=True)
         else:
             self._fork(message, fds)
@@ -135,6 +137,7 @@ class Template:
         roots = _roots()
         allowed = {top: _is_installed(top, roots) for top in dict.fromkeys(name.partition(".")[0] for name in modules)}
         self._ours = set(sys.modules) - self._before
+        reads = _Reads(self._unread)
         sys.meta_path.append(_Missing(self._missing))  # type: ignore[arg-type]
         sys.meta_path.insert(0, _Before(self._look))  # type: ignore[arg-type]
         for index, name in enumerate(modules):
@@ -145,8 +148,10 @@ class Template:
             if self._spoilt:
                 return {"op": "spoilt", "modules": [*self._culprits, name], "why": self._spoilt}
         del sys.meta_path[0], sys.meta_path[-1]
+        reads.end()
+        os.chdir("/")
         self._learned = set(modules)
-        return self._imported(failed, roots, allowed)
+        return {**self._imported(failed, roots, allowed), "reads": sorted(reads.names)}
 
     def _import_one(self, name: str, failed: dict[str, str]) -> None:
         self._last = name
@@ -307,6 +312,44 @@ class _Before:
         """Call the function with the name of the module."""
         del path, target
         self._called(name)
+
+
+class _Reads:
+    """Notes which variables are read that none should read, and whether the working folder is, until its end.
+
+    Args:
+        unread: Names of the variables.
+
+    Attributes:
+        names: Those that were read; empty text for the working folder.
+    """
+
+    def __init__(self, unread: frozenset[str]) -> None:
+        self.names: set[str] = set()
+        names, self._kept = self.names, (os.getcwd, os.getcwdb)
+
+        class Noting(os._Environ):  # type: ignore[type-arg]
+            def __getitem__(self, name: str) -> str:
+                if name in unread:
+                    names.add(name)
+                found: str = super().__getitem__(name)
+                return found
+
+        os.environ.__class__ = Noting
+        os.getcwd, os.getcwdb = (_noting(names, function) for function in self._kept)
+
+    def end(self) -> None:
+        """Note nothing any more."""
+        os.environ.__class__ = os._Environ
+        os.getcwd, os.getcwdb = self._kept
+
+
+def _noting(names: set[str], function: Callable[[], Any]) -> Callable[[], Any]:
+    def noted() -> Any:
+        names.add("")
+        return function()
+
+    return noted
 
 
 class _Missing:
