@@ -78,7 +78,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help=text)
     text = "end the template with this name or key, or all, so that the next run is observed anew"
     parser.add_argument("--forget", nargs="?", const="", metavar="TEMPLATE", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON (with --forget)")
+    text = "write the specification of a Jupyter kernel that starts by `trims exec`; COMMAND is its Python (python3)"
+    parser.add_argument("--kernel", metavar="NAME", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON (with --forget and --kernel)")
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="a program and its arguments")
     parser.set_defaults(run=_run)
 
@@ -97,6 +99,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.words:
             raise CallerError("--forget ends templates and runs nothing; leave the command away")
         return _forget(options)
+    if options.kernel is not None:
+        return _write_kernel(options)
     if not options.words:
         raise CallerError("no command is given: trims exec -- python app.py")
     from trims.programs.launch import Launch
@@ -112,6 +116,40 @@ def _forget(options: argparse.Namespace) -> int:
 
     ended = _ask(options, {"op": "forget", **({"template": options.forget} if options.forget else {})})["ended"]
     say_done(options, f"{len(ended)} template{'' if len(ended) == 1 else 's'} ended", ended=ended)
+    return 0
+
+
+#: Variables that a notebook server sets for each kernel: the process and the notebook it belongs to.
+_OF_KERNELS = ("JPY_PARENT_PID", "JPY_SESSION_NAME")
+
+
+def _write_kernel(options: argparse.Namespace) -> int:
+    """Write the specification of a Jupyter kernel. Raises CallerError if another kernel has the name."""
+    import json
+    import os
+    import re
+    import shutil
+    from pathlib import Path
+
+    from trims.cli.output import say_done
+    from trims.core.errors import CallerError
+
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", options.kernel):
+        raise CallerError(f"{options.kernel!r} is no name of a kernel: letters, digits, '.', '_' and '-' are allowed")
+    python = shutil.which((options.words or ["python3"])[0])
+    if python is None or len(options.words) > 1:
+        raise CallerError(f"--kernel takes one Python, and {' '.join(options.words) or 'python3'!r} is none")
+    ours = [os.path.abspath(sys.argv[0]), "exec", *(word for name in _OF_KERNELS for word in ("--ignore", name))]
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    folder = Path(os.environ.get("JUPYTER_DATA_DIR") or os.path.join(data, "jupyter")) / "kernels" / options.kernel
+    file = folder / "kernel.json"
+    if file.exists() and json.loads(file.read_text()).get("argv", [])[:2] != ours[:2]:
+        raise CallerError(f"{file} is the specification of another kernel; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [*ours, "--", os.path.abspath(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": command, "display_name": f"{options.kernel} (trims exec)", "language": "python"}
+    file.write_text(json.dumps({**spec, "metadata": {"debugger": True}}, indent=1) + "\n")
+    say_done(options, f"wrote {file}", file=str(file))
     return 0
 
 

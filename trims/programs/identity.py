@@ -19,9 +19,12 @@ _FIELDS = (
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "time_for_children", "user", "uts")
 _MOST_LETTERS = 1024
 #: Variables that no import reads, and that differ from one shell, terminal or request to the next.
-UNREAD = frozenset(
-    ["_", "OLDPWD", "PWD", "SHLVL", "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "TRACEPARENT", "TRACESTATE", "BAGGAGE", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "PPID", "RANDOM", "JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT", "GUNICORN_FD", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID"]
-)
+UNREAD = frozenset((
+    "_", "OLDPWD", "PWD", "SHLVL", "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM",
+    "COLUMNS", "LINES", "WINDOWID", "TRACEPARENT", "TRACESTATE", "BAGGAGE", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY",
+    "SSH_AUTH_SOCK", "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "GUNICORN_FD",
+    "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID",
+))  # fmt: skip
 
 
 def identity_of(pid: int | str = "self") -> str:
@@ -75,12 +78,17 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def unread_values(environment: Mapping[str, str]) -> dict[str, str]:
+def unread_values(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables that should not tell templates apart, and the working folder under an empty name.
 
     Some program's imports read one all the same: then it does tell templates apart, for that program.
+
+    Args:
+        environment: Of the program.
+        ignored: Names of variables that do not tell templates apart even then.
     """
-    found = {name: environment[name][:_MOST_LETTERS] for name in sorted(UNREAD & environment.keys())}
+    names = sorted((UNREAD & environment.keys()).difference(ignored))
+    found = {name: environment[name][:_MOST_LETTERS] for name in names}
     return {name: value for name, value in {**found, "": os.getcwd()}.items() if value.isprintable()}
 
 

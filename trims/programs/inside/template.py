@@ -138,8 +138,9 @@ class Template:
         allowed = {top: _is_installed(top, roots) for top in dict.fromkeys(name.partition(".")[0] for name in modules)}
         self._ours = set(sys.modules) - self._before
         reads = _Reads(self._unread)
-        sys.meta_path.append(_Missing(self._missing))  # type: ignore[arg-type]
-        sys.meta_path.insert(0, _Before(self._look))  # type: ignore[arg-type]
+        before, behind = _Before(self._look), _Missing(self._missing)
+        sys.meta_path.insert(0, before)
+        sys.meta_path.append(behind)
         for index, name in enumerate(modules):
             os.pwrite(self._progress, index.to_bytes(8, "little"), 0)
             if not allowed[name.partition(".")[0]] or own in (name, f"{name}.__main__"):
@@ -147,7 +148,8 @@ class Template:
             self._import_one(name, failed)
             if self._spoilt:
                 return {"op": "spoilt", "modules": [*self._culprits, name], "why": self._spoilt}
-        del sys.meta_path[0], sys.meta_path[-1]
+        for finder in (before, behind):  # a module may have put one of its own before or behind ours
+            sys.meta_path.remove(finder)
         reads.end()
         os.chdir("/")
         self._learned = set(modules)
