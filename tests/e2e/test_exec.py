@@ -160,7 +160,12 @@ FORMS = {
 @pytest.mark.parametrize("what", FORMS)
 def test_each_form_of_a_command_does_what_it_does_alone(programs: Programs, what: str) -> None:
     tool = "import sys\nprint(sys.argv, sys.path, __name__, __file__, __package__, __spec__ and __spec__.name)\n"
-    for name, code in {"__init__": "", "__main__": tool, "tool": tool, "broken": "import json\njson.loads('')\n"}.items():
+    for name, code in {
+        "__init__": "",
+        "__main__": tool,
+        "tool": tool,
+        "broken": "import json\njson.loads('')\n",
+    }.items():
         programs.write(f"package/{name}.py", code)
     given = {"input": "import sys; print(sys.argv, sys.stdin.read()); [][1]\n"}
     alone = outcome(programs.alone(*FORMS[what], **given))
@@ -173,8 +178,11 @@ def test_each_form_of_a_command_does_what_it_does_alone(programs: Programs, what
 def test_a_script_with_a_python_in_its_first_line_is_itself(programs: Programs) -> None:
     import sys
 
-    name = programs.write("tool", f"#!{sys.executable} -B\nimport sys\nprint(sys.argv, sys.orig_argv, sys.flags)\n"
-                          "print(open('/proc/self/comm').read(), sys.path[0])")
+    name = programs.write(
+        "tool",
+        f"#!{sys.executable} -B\nimport sys\nprint(sys.argv, sys.orig_argv, sys.flags)\n"
+        "print(open('/proc/self/comm').read(), sys.path[0])",
+    )
     (programs.folder / name).chmod(0o755)
     programs.learn("./tool", "x")
     ended = programs.run("./tool", "x", options=("--why",))
@@ -183,7 +191,9 @@ def test_a_script_with_a_python_in_its_first_line_is_itself(programs: Programs) 
 
 
 def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:
-    name = programs.write("script.py", SCRIPTS["surroundings"] + "print(os.read(9, 10), sorted(os.listdir('/proc/self/fd')))\n")
+    name = programs.write(
+        "script.py", SCRIPTS["surroundings"] + "print(os.read(9, 10), sorted(os.listdir('/proc/self/fd')))\n"
+    )
     import os
 
     def prepare() -> None:

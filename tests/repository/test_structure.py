@@ -83,6 +83,10 @@ def test_no_test_module_imports_another_and_helpers_are_in_support() -> None:
 UNTESTED_BY_NAME = {
     "trims/testing": "contract suites and stand-ins: the tests of what they stand for run them",
     "predictors/trims_predictors/evaluation/database/migrations": "test_tables.py beside them runs all of them",
+    "trims/programs/inside": "runs in processes of programs: tests/e2e/test_exec.py runs all of it",
+    "trims/programs/launch.py": "the whole way of a program: tests/e2e/test_exec.py",
+    "trims/programs/relay.py": "what it passes on: tests/fault/test_exec.py",
+    "trims/programs/host.py": "what it outlives: tests/fault/test_exec.py",
     "trims/wire/trims_pb2.py": "generated",
     "trims/wire/trims_pb2_grpc.py": "generated",
     "predictors/trims_predictors/endpoint/grpc/inference_pb2": "generated",

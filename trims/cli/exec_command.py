@@ -50,6 +50,7 @@ def launch(words: Sequence[str]) -> int | None:
     except OSError as error:
         sys.stderr.write(f"trims exec: {words[index]}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
+    return None
 
 
 def _take(given: dict[str, Any], word: str, value: str) -> bool:

@@ -103,7 +103,7 @@ class AttachDoor:
         template_bytes: int = 0,
     ) -> None:
         self._store = store
-        self._templates = ProgramTemplates(template_bytes, self._end_number)
+        self._templates = ProgramTemplates(template_bytes, self._end_session)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
         self._path, self._mode = path, mode
@@ -122,8 +122,7 @@ class AttachDoor:
         self._answers: deque[tuple[Connection, int, Outcome]] = deque()
         self._works: deque[Callable[[], None]] = deque()
         self._stopping = False
-        self._wake_fd = -1
-        self._spare_fd = -1
+        self._wake_fd = self._spare_fd = -1
         self._accept_at_s: float | None = None
         #: Time at which the next round among connections with a backlog may begin.
         self._round_at_s = 0.0
@@ -496,7 +495,7 @@ class AttachDoor:
         else:
             self._forget(connection)
 
-    def _end_number(self, number: int, why: str) -> None:
+    def _end_session(self, number: int, why: str) -> None:
         if connection := self._connections.get(number):
             self._end(connection, why)
 

@@ -101,7 +101,8 @@ class ProgramTemplates:
         if connection.number in self._by_session:
             raise CallerError("a session makes one template")
         known = _Known(
-            connection.peer.uid, request.key, request.name, connection.number, connection.peer.pid, request.unread, place
+            connection.peer.uid, request.key, request.name, connection.number, connection.peer.pid, request.unread,
+            place,
         )  # fmt: skip
         self._known[place] = self._by_session[connection.number] = known
         return {"state": "observe"}
@@ -180,9 +181,8 @@ class ProgramTemplates:
     def session_ended(self, session: int) -> None:
         """Forget the template of a session that has ended."""
         known = self._by_session.pop(session, None)
-        if known is not None:
-            if self._known.get(known.place) is known:
-                del self._known[known.place]
+        if known is not None and self._known.get(known.place) is known:
+            del self._known[known.place]
 
 
 def _row(known: _Known) -> Message:

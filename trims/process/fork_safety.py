@@ -49,8 +49,8 @@ def threads() -> set[str]:
     return set(os.listdir("/proc/self/task")) - {str(os.getpid())}
 
 
-def lasting_threads() -> tuple[list[str], set[str]]:
-    """Return the names of the threads that a fork does not end, and the numbers of those that came after one.
+def try_fork() -> tuple[str | None, bool]:
+    """Fork twice, and return why this process must not be forked, and whether threads come and go with each fork.
 
     Some libraries end their threads before a fork and start them again when they need them (OpenBLAS), or at once
     (MXNet's engine), by handlers of `pthread_atfork`. Those are no reason not to fork. Two forks show which they are.
@@ -61,11 +61,13 @@ def lasting_threads() -> tuple[list[str], set[str]]:
         pid = os.fork()
         if pid == 0:
             os._exit(0)
-        os.waitpid(pid, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status:
+            return f"a fork of it ends at once with status {status}: a library's handler of forks fails", False
         now = _settled()
         if before & now:
-            return _names(before & now), now
-    return [], now
+            return f"it starts threads that stay when the process is forked: {', '.join(_names(before & now))}", False
+    return None, bool(now)
 
 
 def _settled() -> set[str]:

@@ -18,7 +18,7 @@ from trims.core.errors import BadMessageError, LostPeerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from socket import socket as Socket
+    from socket import socket as WrappedSocket
 
     from trims.wire.frames import Message
 
@@ -30,14 +30,14 @@ _INT = array("i")
 _IN_FILE = "message_in_file"
 
 
-def pair() -> tuple[Socket, Socket]:
+def pair() -> tuple[WrappedSocket, WrappedSocket]:
     """Return two connected sockets; programs that are executed do not inherit them."""
     import socket
 
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: Socket | socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False) -> None:
+def send(sock: WrappedSocket | socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False) -> None:
     """Send one message.
 
     Args:
@@ -59,7 +59,7 @@ def send(sock: Socket | socket.socket, message: Message, fds: Sequence[int] = ()
         _send(sock, json.dumps({_IN_FILE: len(data)}).encode(), [*fds, file.fileno()])
 
 
-def _send(sock: Socket | socket.socket, data: bytes, fds: Sequence[int]) -> None:
+def _send(sock: WrappedSocket | socket.socket, data: bytes, fds: Sequence[int]) -> None:
     try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array(_INT.typecode, fds))] if fds else []
         sock.sendmsg([data], rights)
@@ -68,7 +68,7 @@ def _send(sock: Socket | socket.socket, data: bytes, fds: Sequence[int]) -> None
 
 
 def receive(
-    sock: Socket | socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
+    sock: WrappedSocket | socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
 ) -> tuple[Message, list[int]] | None:
     """Return the next message and its descriptors, which are the caller's; None once the other side is gone.
 

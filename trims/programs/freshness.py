@@ -1,4 +1,4 @@
-"""Files that a template was made of: whether they are still what they were, and whether a program has its own of them."""
+"""Files that a template was made of: whether they are what they were, and whether a program has its own of them."""
 
 from __future__ import annotations
 

@@ -48,6 +48,8 @@ _IMPORT_S = 300.0
 #: Times that a template is made anew because its programs import more.
 _MOST_RENEWALS = 16
 _MOST_DESCRIPTORS = 253
+#: Modules that are reported to the daemon as left out.
+_MOST_LEFT_OUT = 50
 
 
 class _Unfit(Exception):  # noqa: N818 - no error of ours
@@ -77,8 +79,8 @@ class Host:
     """Host of the template of one program.
 
     Args:
-        plan: `interpreter`, `flags`, `environment`, `working_folder` and `own` of the program, its `key`, the names of
-            variables that no import should read (`unread`), and `keep_alive_s`.
+        plan: `interpreter`, `flags`, `environment`, `folder`, `working_folder` and `own` of the program, its `key`, the
+            names of variables that no import should read (`unread`), and `keep_alive_s`.
         door: Session at the daemon that has granted the making of this template.
         names: Memory in which the first run notes what it imports.
         program: Descriptor of that run (pidfd).
@@ -206,7 +208,8 @@ class Host:
             self._door.ask({
                 "op": "template", "key": self._plan["key"], "address": self._listener.getsockname()[1:].decode(),
                 "pid": self._template.child.pid, "nbytes": self._template.memory_bytes(),
-                "reads": self._template.facts["reads"], "modules": self._template.facts["count"], "left_out": dict(list({**self._left_out, **self._failed}.items())[:50]),
+                "reads": self._template.facts["reads"], "modules": self._template.facts["count"],
+                "left_out": dict(list({**self._left_out, **self._failed}.items())[:_MOST_LEFT_OUT]),
             })  # fmt: skip
         except TrimsError as error:
             raise _Unfit(str(error)) from error
@@ -242,7 +245,7 @@ class Host:
         try:
             self._coming = TemplateProcess(
                 plan["interpreter"], plan["flags"], plan["environment"], modules, own=plan["own"],
-                folder=plan["working_folder"], unread=plan["unread"],
+                folder=plan["folder"], working_folder=plan["working_folder"], unread=plan["unread"],
             )  # fmt: skip
         except OSError as error:
             raise _Unfit(f"{plan['interpreter']} cannot be started: {error}") from error
@@ -322,11 +325,9 @@ class Host:
 
     def _learn(self, modules: list[str]) -> None:
         """Make the template anew if programs have imported modules that it does not know."""
-        known, banned = set(self._learned), tuple(self._left_out)
-        new = [
-            name for name in modules
-            if name not in known and name.partition(".")[0] not in self._foreign and not _is_within(name, banned) and name not in self._failed
-        ]  # fmt: skip
+        known, banned = {*self._learned, *self._failed}, tuple(self._left_out)
+        others = (name for name in modules if name not in known and not _is_within(name, banned))
+        new = [name for name in others if name.partition(".")[0] not in self._foreign]
         if new and self._door is not None and self._coming is None and self._renewals < _MOST_RENEWALS:
             self._renewals += 1
             self._learned += new

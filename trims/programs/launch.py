@@ -95,8 +95,17 @@ class Launch:
             parts.append(os.getcwd())
         door = Door.open(os.path.join(self._runtime_dir, ATTACH_SOCKET), _DAEMON_S)
         key = key_of(parts, os.environ, self._ignored)
-        return door, key, door.ask(
-            {"op": "program", "key": key, "name": _name_of(program), "unread": unread_values(os.environ, self._ignored)}
+        return (
+            door,
+            key,
+            door.ask(
+                {
+                    "op": "program",
+                    "key": key,
+                    "name": _name_of(program),
+                    "unread": unread_values(os.environ, self._ignored),
+                }
+            ),
         )
 
     def _say(self, text: str) -> None:
@@ -120,7 +129,7 @@ class Launch:
         plan = {
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
             "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
-            "unread": sorted(UNREAD.difference(self._ignored)),
+            "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)),
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])

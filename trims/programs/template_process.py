@@ -43,7 +43,8 @@ class TemplateProcess:
         environment: Variables of the program.
         modules: To import, in this order.
         own: Name of the module that the program is; empty for none.
-        folder: Working folder while it imports.
+        folder: The program's own, first on its `sys.path`.
+        working_folder: While it imports.
         unread: Names of variables; it reports which of them an import reads.
 
     Attributes:
@@ -55,7 +56,7 @@ class TemplateProcess:
 
     def __init__(
         self, interpreter: str, flags: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], *,
-        own: str, folder: str, unread: Sequence[str],
+        own: str, folder: str, working_folder: str, unread: Sequence[str],
     ) -> None:  # fmt: skip
         self.modules = list(modules)
         self.facts: Message | None = None
@@ -69,13 +70,13 @@ class TemplateProcess:
             self.child = Child(
                 run_code(_BOOT, _TRIMS, *numbers, python=interpreter, flags=flags), ties,
                 fds=[self._output, self._progress], leads=False, stdout=self._output, stderr=self._output,
-                env={**_QUIET, **environment}, cwd=folder if os.path.isdir(folder) else "/",
+                env={**_QUIET, **environment}, cwd=working_folder if os.path.isdir(working_folder) else "/",
             )  # fmt: skip
         except BaseException:
             os.close(self._output)
             os.close(self._progress)
             raise
-        message = {"op": "import", "modules": self.modules, "own": own, "unread": list(unread)}
+        message = {"op": "import", "modules": self.modules, "own": own, "folder": folder, "unread": list(unread)}
         messages.send(self.child.socket, message, long=True)
 
     def receive(self) -> tuple[Message, list[int]] | None:

@@ -96,9 +96,9 @@ def _take_down(modules: list[str]) -> None:
     main = sys.modules.get("__main__")
     names = vars(main) if main is not None else {}
     del main
-    for pattern in (lambda name: name[0] == "_" != name[1:2], lambda name: name != "__builtins__"):
-        for name in [name for name in names if isinstance(name, str) and name and pattern(name)]:
-            names[name] = None
+    private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+    for name in [*private, *(name for name in names if name != "__builtins__")]:  # in the interpreter's own order
+        names[name] = None
     found.clear()
     gc.enable()
     gc.collect()

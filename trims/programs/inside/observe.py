@@ -1,6 +1,7 @@
 """The first run of a program: an ordinary one, whose imports are noted for the template of the next.
 
-The interpreter is started with `BOOT` in memory, which loads this file and nothing else of ours. An interpreter that templates cannot be made of executes the program as it was asked to.
+The interpreter is started with `BOOT` in memory, which loads this file and nothing else of ours. An interpreter that
+templates cannot be made of executes the program as it was asked to.
 """
 
 from __future__ import annotations

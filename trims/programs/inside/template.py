@@ -2,7 +2,7 @@
 
 Standard library only until its first message. Messages on its socket to the host:
 
-    {"op": "import", "modules": [...], "own": NAME, "unread": [...]}
+    {"op": "import", "modules": [...], "own": NAME, "folder": ..., "unread": [...]}
                             -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
     {"op": "fork", ...} and descriptors
                             -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
@@ -25,6 +25,7 @@ import site
 import socket
 import sys
 import sysconfig
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
@@ -125,17 +126,18 @@ class Template:
         message, fds = received
         if message["op"] == "import":
             self._unread = frozenset(message["unread"])
-            messages.send(self._sock, self._import(message["modules"], message["own"]), long=True)
+            messages.send(self._sock, self._import(message["modules"], message["own"], message["folder"]), long=True)
         else:
             self._fork(message, fds)
         return True
 
     # -- imports ---------------------------------------------------------------------------------------------------
 
-    def _import(self, modules: list[str], own: str) -> Message:
+    def _import(self, modules: list[str], own: str, folder: str) -> Message:
         failed: dict[str, str] = {}
         roots = _roots()
-        allowed = {top: _is_installed(top, roots) for top in dict.fromkeys(name.partition(".")[0] for name in modules)}
+        tops = dict.fromkeys(name.partition(".")[0] for name in modules)
+        allowed = {top: _is_installed(top, roots) and not _is_in(top, folder) for top in tops}
         self._ours = set(sys.modules) - self._before
         reads = _Reads(self._unread)
         before, behind = _Before(self._look), _Missing(self._missing)
@@ -152,7 +154,7 @@ class Template:
             sys.meta_path.remove(finder)
         reads.end()
         os.chdir("/")
-        self._learned = set(modules)
+        self._learned = {name for name in modules if allowed[name.partition(".")[0]]}
         return {**self._imported(failed, roots, allowed), "reads": sorted(reads.names)}
 
     def _import_one(self, name: str, failed: dict[str, str]) -> None:
@@ -190,7 +192,7 @@ class Template:
             why = fork_safety.fork_blocker(self._known) if _count("task") == 1 else None
             return why or f"it keeps a file open: {', '.join(self._new_files())}"
         if _count("task") != 1:
-            return self._lasting_threads()
+            return self._try_fork()
         if sys.gettrace() is not None or sys.getprofile() is not None:
             return "it traces what is run"
         return None
@@ -203,10 +205,9 @@ class Template:
                     found.append(os.readlink(f"/proc/self/fd/{fd}"))
         return found
 
-    def _lasting_threads(self) -> str | None:
-        lasting, others = fork_safety.lasting_threads()
-        self._restarting = bool(others)
-        return f"it starts threads that stay when the process is forked: {', '.join(lasting)}" if lasting else None
+    def _try_fork(self) -> str | None:
+        why, self._restarting = fork_safety.try_fork()
+        return why
 
     def _imported(self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool]) -> Message:
         try:
@@ -218,7 +219,7 @@ class Template:
         gc.freeze()  # or the first collection in each program would copy every page that has an object
         for name in self._ours_alone():
             sys.modules.pop(name, None)
-        if why := self._lasting_threads():
+        if why := self._try_fork():
             return {"op": "spoilt", "modules": [], "why": why}
         now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
         self._set = {name: value for name, value in now.items() if value != self._environment.get(name)}
@@ -403,6 +404,15 @@ def _on_path(module: Any) -> bool:
 def _place(module: Any) -> str:
     """Return the file of a module; empty text for a package without one, whose folders add up."""
     return getattr(module, "__file__", None) or ""
+
+
+def _is_in(name: str, folder: str) -> bool:
+    """Return whether a module of the top level is the program's own, whatever others there are."""
+    try:
+        spec = PathFinder.find_spec(name, [folder])
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
 
 
 def _count(what: str) -> int:

@@ -1,0 +1,665 @@
+"""`trims exec` on bad days: whatever dies, stops, changes or is shut, the program runs once and nothing is left over."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from programs import AS_EVER, DEADLINE_S, FORKED, OBSERVED, Programs
+
+from trims.wire.frames import Decoder, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims.daemon.main import Daemon
+
+pytestmark = pytest.mark.timeout(120)
+#: Prints its number, waits for a line, and ends with a status of its own.
+WAITS = "import os, sys\nprint(os.getpid(), flush=True)\nprint(sys.stdin.readline(), end='')\nsys.exit(5)\n"
+
+
+def until(true: Callable[[], Any], what: str) -> None:
+    """Wait until something is true."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.02)
+
+
+def made(folder: Path, daemon: Daemon) -> Programs:
+    (folder / "work").mkdir(exist_ok=True)
+    return Programs(folder / "work", daemon.config.runtime_dir)
+
+
+@pytest.fixture
+def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
+    found = made(folder, daemon)
+    yield found
+    subprocess.run([found.command(["x"])[0], "exec", "--forget"], env=found.env, check=False, capture_output=True)
+    found.await_no_process()
+
+
+@pytest.fixture
+def waiting(programs: Programs) -> Iterator[subprocess.Popen[str]]:
+    """A program that was forked, and waits for a line."""
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+
+
+def started(process: subprocess.Popen[str]) -> int:
+    """Return the number of the process that the program has."""
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ends_with(process: subprocess.Popen[str], status: int, out: str = "line\n") -> str:
+    """Give a waiting program its line. Return what it wrote to standard error."""
+    found, error = process.communicate("line\n", timeout=DEADLINE_S)
+    assert (process.returncode, found) == (status, out)
+    return error
+
+
+# -- processes that die ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_a_program_starts_as_ever(folder: Path) -> None:
+    alone = Programs(folder, folder / "no daemon")
+    alone.write("waits.py", WAITS)
+    ended = alone.run("python", "waits.py", options=("--why",), input="line\n")
+    assert AS_EVER in ended.stderr
+    assert ended.returncode == 5
+
+
+def test_a_program_goes_on_when_the_daemon_ends(
+    waiting: subprocess.Popen[str], programs: Programs, daemon: Daemon
+) -> None:
+    started(waiting)
+    daemon.ask_to_end(purge=True)
+    daemon.stop()
+    until(lambda: not any("inside.template" in line for line in programs.processes().values()), "a template stays")
+    assert FORKED in ends_with(waiting, 5)
+    assert AS_EVER in programs.way("python", "waits.py", input="\n")
+    programs.await_no_process()
+
+
+def test_a_program_goes_on_when_its_template_is_killed(waiting: subprocess.Popen[str], programs: Programs) -> None:
+    pid = started(waiting)
+    template = programs.templates()[0]["pid"]
+    assert parent_of(pid) == template
+    os.kill(template, signal.SIGKILL)
+    until(lambda: parent_of(pid) != template, "the host has not adopted the program")
+    ends_with(waiting, 5)
+    until(lambda: programs.templates() == [], "a dead template is listed")
+    assert OBSERVED in programs.way("python", "waits.py", input="\n")
+
+
+def test_a_signal_reaches_a_program_whose_template_was_killed(
+    waiting: subprocess.Popen[str], programs: Programs
+) -> None:
+    pid = started(waiting)
+    os.kill(programs.templates()[0]["pid"], signal.SIGKILL)
+    until(lambda: programs.templates() == [], "a dead template is listed")
+    waiting.send_signal(signal.SIGTERM)
+    waiting.communicate(timeout=DEADLINE_S)
+    assert waiting.returncode == -signal.SIGTERM
+    assert not is_there(pid)
+
+
+def test_a_program_goes_on_when_its_host_is_killed_and_its_status_is_lost(
+    waiting: subprocess.Popen[str], programs: Programs
+) -> None:
+    started(waiting)
+    host = parent_of(programs.templates()[0]["pid"])
+    os.kill(host, signal.SIGKILL)
+    error = ends_with(waiting, 70)
+    assert "nothing can tell how process" in error
+    until(lambda: programs.templates() == [], "a dead template is listed")
+
+
+def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever(programs: Programs) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    template = programs.templates()[0]["pid"]
+    os.kill(template, signal.SIGSTOP)
+    process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
+    host = parent_of(template)
+    until(lambda: len([fd for fd in Path(f"/proc/{host}/fd").iterdir()]) > 0, "the host has no files")
+    until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
+    os.kill(template, signal.SIGKILL)
+    started(process)
+    assert AS_EVER in ends_with(process, 5)
+
+
+def test_a_template_that_hangs_is_not_waited_for(programs: Programs) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    template = programs.templates()[0]["pid"]
+    os.kill(template, signal.SIGSTOP)
+    process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
+    pid = started(process)
+    assert pid == process.pid  # it was executed in the caller's process
+    os.kill(template, signal.SIGCONT)  # its fork is not begun any more
+    assert AS_EVER in ends_with(process, 5)
+    until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "a second one runs")
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_caller_that_is_killed_takes_the_program_and_its_children_along(programs: Programs, caught: bool) -> None:
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if caught else ""
+    code = "import os, subprocess, sys\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid, flush=True)\n"
+    programs.write("waits.py", ignore + code + WAITS)
+    first = programs.start("python", "waits.py", stdin=subprocess.PIPE)
+    os.kill(started(first), signal.SIGKILL)
+    first.communicate("\n", timeout=DEADLINE_S)
+    programs.await_templates()
+    process = programs.start("python", "waits.py", stdin=subprocess.PIPE)
+    child, pid = started(process), started(process)
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    until(lambda: not is_there(pid) and not is_there(child), "the program goes on")
+
+
+def test_a_caller_that_is_killed_before_it_begins_starts_nothing(programs: Programs) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    template = programs.templates()[0]["pid"]
+    os.kill(template, signal.SIGSTOP)
+    process = programs.start("python", "waits.py", stdin=subprocess.PIPE)
+    until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
+    process.kill()
+    os.kill(template, signal.SIGCONT)
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert out == ""
+    assert FORKED in programs.way("python", "waits.py", input="\n")
+    until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "it has begun")
+
+
+def test_a_caller_that_was_stopped_goes_on(waiting: subprocess.Popen[str]) -> None:
+    started(waiting)
+    waiting.send_signal(signal.SIGSTOP)
+    assert waiting.stdin is not None
+    waiting.stdin.write("line\n")
+    waiting.stdin.flush()
+    waiting.send_signal(signal.SIGCONT)
+    ends_with(waiting, 5)
+
+
+# -- a terminal ------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """Terminal on which a program runs, as the foreground process of a session."""
+
+    def __init__(self, programs: Programs, *words: str) -> None:
+        self.screen, self._line = pty.openpty()
+        line = self._line
+
+        def take() -> None:
+            import fcntl
+            import termios
+
+            os.setsid()
+            fcntl.ioctl(line, termios.TIOCSCTTY, 0)
+
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), line)
+        self.process = programs.start(*words, preexec_fn=take, **streams)
+        self.shown = ""
+
+    def await_text(self, text: str) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while text not in self.shown:
+            assert time.monotonic() < end_s, self.shown
+            if select.select([self.screen], [], [], 0.1)[0]:
+                self.shown += os.read(self.screen, 1000).decode()
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.screen, keys)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
+        os.close(self._line)
+
+
+@pytest.fixture
+def terminal(programs: Programs) -> Iterator[Terminal]:
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: print('size', os.get_terminal_size(), flush=True))\n"
+        "print('number', os.getpid(), os.get_terminal_size(), sys.stdin.isatty(), flush=True)\n"
+        "while True:\n print('read', input(), flush=True)\n"
+    )
+    programs.write("talks.py", code)
+    code_of_first = code.replace("os.get_terminal_size()", "0")
+    programs.write("talks.py", code_of_first)
+    programs.learn("python", "talks.py", input="")
+    programs.write("talks.py", code)
+    made = Terminal(programs, "python", "talks.py")
+    yield made
+    made.close()
+
+
+def test_a_terminal_has_a_size_and_takes_lines(terminal: Terminal) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    terminal.await_text("number")
+    terminal.press(b"hello\n")
+    terminal.await_text("read hello")
+    fcntl.ioctl(terminal.screen, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    terminal.await_text("size os.terminal_size(columns=77, lines=33)")
+
+
+def test_control_c_interrupts_the_program(terminal: Terminal) -> None:
+    terminal.await_text("number")
+    terminal.press(b"\x03")
+    terminal.await_text("KeyboardInterrupt")
+    assert terminal.process.wait(DEADLINE_S) == -signal.SIGINT
+
+
+def test_control_z_stops_the_program_and_it_goes_on(terminal: Terminal) -> None:
+    terminal.await_text("True")
+    pid = int(terminal.shown.split()[1])
+    assert pid != terminal.process.pid
+    terminal.press(b"\x1a")
+    until(lambda: state_of(pid) == "T" and state_of(terminal.process.pid) == "T", "it was not stopped")
+    terminal.process.send_signal(signal.SIGCONT)
+    until(lambda: state_of(pid) != "T", "it does not go on")
+    terminal.press(b"again\n")
+    terminal.await_text("read again")
+
+
+# -- standard files --------------------------------------------------------------------------------------------------
+
+FILES = {
+    "standard input that is closed": "<&-",
+    "standard output that is closed": ">&-",
+    "all that is closed": "<&- >&- 2>&-",
+    "a pipe that nothing reads": "| true",
+    "a full disk": ">/dev/full",
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_program_is_itself_with(programs: Programs, what: str) -> None:
+    code = (
+        "import os, sys\nprint('x' * 100_000, file=sys.stdout)\n"
+        "open('seen', 'w').write(repr([sys.stdin, sys.stdout, sys.stderr, sorted(os.listdir('/proc/self/fd'))[:4]]))\n"
+    )
+    programs.write("writes.py", code)
+    programs.learn("python", "writes.py")
+
+    def outcome(command: list[str]) -> tuple[Any, ...]:
+        line = f"{' '.join(command)} {FILES[what]}; echo ${{PIPESTATUS[0]}} >status"
+        ended = subprocess.run(
+            ["bash", "-c", line],
+            cwd=programs.folder,
+            env=programs.env,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        status = (programs.folder / "status").read_text()
+        seen = (programs.folder / "seen").read_text() if (programs.folder / "seen").exists() else ""
+        (programs.folder / "seen").unlink(missing_ok=True)
+        return status, ended.stdout, ended.stderr, seen
+
+    (programs.folder / "seen").unlink()
+    alone = outcome([sys.executable, "writes.py"])
+    assert outcome(programs.command(["python", "writes.py"])) == alone
+    assert programs.templates()[0]["starts"] == 1
+
+
+def test_a_full_pipe_is_waited_for(programs: Programs) -> None:
+    programs.write("writes.py", "print('x' * 1_000_000)")
+    programs.learn("python", "writes.py")
+    process = programs.start("python", "writes.py", options=("--why",))
+    assert process.stderr is not None
+    assert FORKED in process.stderr.readline()
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert len(out) == 1_000_001
+
+
+# -- code and surroundings that change -------------------------------------------------------------------------------
+
+
+class Environment:
+    """Virtual environment in which modules are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=DEADLINE_S)
+        self.folder = folder
+        self.python = str(folder / "bin" / "python")
+        self.packages = next((folder / "lib").glob("python3*")) / "site-packages"
+
+    def install(self, name: str, code: str) -> None:
+        (self.packages / f"{name}.py").write_text(code)
+        old = time.time() - 60
+        for each in (self.packages / f"{name}.py", self.packages):
+            os.utime(each, (old, old))
+
+
+@pytest.fixture
+def environment(folder: Path) -> Environment:
+    return Environment(folder / "venv")
+
+
+def test_an_upgraded_package_is_never_forked_in_its_old_version(programs: Programs, environment: Environment) -> None:
+    environment.install("library", "VERSION = 1\n")
+    programs.write("script.py", "import library; print(library.VERSION)")
+    words = (environment.python, "script.py")
+    assert programs.learn(*words).stdout == "1\n"
+    assert FORKED in programs.way(*words)
+    (environment.packages / "library.py").write_text("VERSION = 22\n")
+    ended = programs.run(*words, options=("--why",))
+    assert ended.stdout == "22\n"
+    assert "library.py has changed since" in ended.stderr
+    until(lambda: programs.templates() == [], "the old template stays")
+    assert programs.learn(*words).stdout == "22\n"
+    ended = programs.run(*words, options=("--why",))
+    assert (ended.stdout, FORKED in ended.stderr) == ("22\n", True)
+
+
+@pytest.mark.parametrize("what", ["a new path file", "a new package", "a changed environment"])
+def test_a_changed_environment_ends_the_template(programs: Programs, environment: Environment, what: str) -> None:
+    environment.install("library", "VERSION = 1\n")
+    programs.write("script.py", "import library, sys; print(sys.path[-1])")
+    words = (environment.python, "script.py")
+    programs.learn(*words)
+    if what == "a new path file":
+        (environment.packages / "more.pth").write_text("/\n")
+    elif what == "a new package":
+        (environment.packages / "more.py").write_text("")
+    else:
+        with (environment.folder / "pyvenv.cfg").open("a") as file:
+            file.write("prompt = other\n")
+    ended = programs.run(*words, options=("--why",))
+    assert FORKED not in ended.stderr
+    assert ended.stdout == programs.alone(*words).stdout
+
+
+@pytest.mark.parametrize(
+    "variable", ["HF_HUB_OFFLINE=1", "OMP_NUM_THREADS=1", "TZ=Asia/Tokyo", "LC_ALL=C", "PYTHONHASHSEED=3"]
+)
+def test_another_environment_has_another_template(programs: Programs, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    programs.write("script.py", f"import os, time, json; print(os.environ.get({name!r}), time.tzname, hash('x') % 10)")
+    programs.learn("python", "script.py", env={"PYTHONHASHSEED": "1"})
+    given = {"PYTHONHASHSEED": "1", name: value}
+    ended = programs.run("python", "script.py", options=("--why",), env=given)
+    assert OBSERVED in ended.stderr
+    programs.await_templates(2)
+    ended = programs.run("python", "script.py", options=("--why",), env=given)
+    assert FORKED in ended.stderr
+    assert ended.stdout == programs.alone("python", "script.py", env=given).stdout
+
+
+def test_a_variable_that_is_named_does_not_tell_templates_apart(programs: Programs) -> None:
+    programs.write("script.py", "import os; print(os.environ['PORT'])")
+    options = ("--why", "--ignore", "PORT")
+    programs.learn("python", "script.py", options=options, env={"PORT": "1"})
+    ended = programs.run("python", "script.py", options=options, env={"PORT": "2"})
+    assert (ended.stdout, FORKED in ended.stderr) == ("2\n", True)
+
+
+def test_a_working_folder_that_imports_read_tells_templates_apart(programs: Programs, environment: Environment) -> None:
+    environment.install("library", "import os\nFOLDER, TERM = os.getcwd(), os.environ.get('TERM')\n")
+    programs.write("script.py", "import library; print(library.FOLDER, library.TERM)")
+    script = str(programs.folder / "script.py")
+    programs.learn(environment.python, script)
+    assert FORKED in programs.way(environment.python, script)
+    for changed in ({"cwd": "/"}, {"env": {"TERM": "other"}}):
+        ended = programs.run(environment.python, script, options=("--why",), **changed)
+        assert ended.stdout == programs.alone(environment.python, script, **changed).stdout
+        assert FORKED not in ended.stderr
+        programs.await_templates(2 if "cwd" in changed else 3)
+        ended = programs.run(environment.python, script, options=("--why",), **changed)
+        assert FORKED in ended.stderr
+        assert ended.stdout == programs.alone(environment.python, script, **changed).stdout
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_folder_of_modules_with_the_names_of_others(programs: Programs, first: bool) -> None:
+    """Python looks into a script's folder first, whatever a template has imported."""
+    programs.write("script.py", "import queue, random, json\nprint(queue.__file__, random.__file__, json.__file__)")
+    if not first:
+        programs.learn("python", "script.py")
+    for name in ("queue", "random"):
+        programs.write(f"{name}.py", "print('imported', __file__)")
+    if first:
+        programs.learn("python", "script.py")
+    ended = programs.run("python", "script.py", options=("--why",))
+    assert ended.stdout == programs.alone("python", "script.py").stdout
+    assert (FORKED in ended.stderr) is first  # they are the program's own, and in no template
+
+
+# -- modules that cannot be in a template ----------------------------------------------------------------------------
+
+SPOILERS = {
+    "starts a thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "opens a connection": "import socket\npair = socket.socketpair()\n",
+    "keeps a file open": "import os\nfile = open(os.devnull)\n",
+    "prints": "print('hello from the library')\n",
+    "traces": "import sys\nsys.settrace(lambda *what: None)\n",
+}
+
+
+@pytest.mark.parametrize("what", SPOILERS)
+def test_a_module_that_does_what_a_fork_cannot_have_is_left_out(
+    programs: Programs, environment: Environment, what: str
+) -> None:
+    environment.install("harmless", "import json\n")
+    environment.install("spoiler", SPOILERS[what])
+    environment.install("importer", "import harmless\nimport spoiler\nimport random\n")
+    programs.write("script.py", "import importer, queue, sys, threading\nprint('program', threading.active_count())\n")
+    words = (environment.python, "script.py")
+    alone = programs.alone(*words).stdout
+    assert programs.learn(*words).stdout == alone
+    (template,) = programs.templates()
+    assert {"spoiler", "importer"} <= template["left_out"].keys()
+    assert "harmless" not in template["left_out"]
+    ended = programs.run(*words, options=("--why",))
+    assert ended.stdout == alone
+    assert FORKED in ended.stderr
+    assert "spoiler" in ended.stderr
+
+
+def test_a_module_whose_import_fails_or_kills_in_a_template_is_left_out(
+    programs: Programs, environment: Environment
+) -> None:
+    environment.install("fails", "import sys\nif sys.argv[0] != 'script.py': raise ValueError('not here')\n")
+    environment.install("kills", "import os, sys\nif sys.argv[0] != 'script.py': os.abort()\n")
+    environment.install("harmless", "")
+    programs.write("script.py", "import fails, kills, harmless; print('program')")
+    words = (environment.python, "script.py")
+    assert programs.learn(*words).stdout == "program\n"
+    (template,) = programs.templates()
+    assert template["left_out"].keys() == {"fails", "kills"}
+    ended = programs.run(*words, options=("--why",))
+    assert (ended.stdout, FORKED in ended.stderr) == ("program\n", True)
+
+
+@pytest.mark.cc
+@pytest.mark.parametrize("when", ["child", "prepare"])
+def test_a_library_whose_handler_of_forks_crashes_has_no_template(
+    programs: Programs, environment: Environment, when: str
+) -> None:
+    handlers = "abort, 0, 0" if when == "prepare" else "0, 0, abort"
+    source = f"#include <pthread.h>\n#include <stdlib.h>\nvoid begin(void) {{ pthread_atfork({handlers}); }}\n"
+    (environment.packages / "handler.c").write_text(source)
+    library = environment.packages / "handler.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, environment.packages / "handler.c"], check=True)
+    environment.install("crashes", f"import ctypes\nctypes.CDLL({str(library)!r}).begin()\n")
+    programs.write("script.py", "import crashes; print('program')")
+    words = (environment.python, "script.py")
+    assert programs.run(*words).stdout == "program\n"
+    until(
+        lambda: programs.templates() == [] or programs.templates()[0]["state"] == "ready", "it is being made for ever"
+    )
+    ended = programs.run(*words, options=("--why",))
+    assert (ended.returncode, ended.stdout) == (0, "program\n")
+    if programs.templates():
+        assert "crashes" in programs.templates()[0]["left_out"]
+    else:
+        assert AS_EVER in ended.stderr
+
+
+# -- programs that leave ----------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_becomes_a_daemon_outlives_its_caller(programs: Programs) -> None:
+    code = (
+        "import os, sys, time\n"
+        "if os.fork(): sys.exit(3)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.closerange(0, 100)\n"
+        "open('number', 'w').write(str(os.getpid()))\n"
+        "while not os.path.exists('end'): time.sleep(0.02)\n"
+        "open('ended', 'w').close()\n"
+    )
+    programs.write("leaves.py", code)
+    for way in ("first", "second"):
+        ended = programs.run("python", "leaves.py")
+        assert ended.returncode == 3
+        until((programs.folder / "number").exists, "no daemon")
+        until((programs.folder / "number").read_text, "no number")
+        assert is_there(int((programs.folder / "number").read_text()))
+        programs.write("end", "")
+        until((programs.folder / "ended").exists, "the daemon was killed")
+        for name in ("end", "ended", "number"):
+            (programs.folder / name).unlink()
+        if way == "first":
+            programs.await_templates()
+    assert programs.templates()[0]["starts"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_that_changes_its_user(programs: Programs) -> None:
+    programs.write(
+        "changes.py", "import os\nos.setgid(65534); os.setuid(65534)\nprint(os.getresuid())\nos.kill(os.getpid(), 9)"
+    )
+    programs.learn("python", "changes.py")
+    ended = programs.run("python", "changes.py", options=("--why",))
+    assert (ended.returncode, ended.stdout) == (-9, "(65534, 65534, 65534)\n")
+    assert FORKED in ended.stderr
+
+
+# -- room, homes, versions --------------------------------------------------------------------------------------------
+
+
+def test_a_template_beyond_the_bound_of_memory_is_refused_with_the_setting(
+    folder: Path, serve: Callable[..., Daemon]
+) -> None:
+    programs = made(folder, serve(template_capacity_bytes="1MiB"))
+    programs.write("script.py", "print('program')")
+    programs.run("python", "script.py")
+    until(lambda: programs.templates() == [], "a template that is too large stays")
+    ended = programs.run("python", "script.py", options=("--why",))
+    assert "template_capacity_bytes" in ended.stderr
+    assert ended.stdout == "program\n"
+    programs.await_no_process()
+
+
+def test_the_template_that_was_not_used_for_longest_makes_room(folder: Path, serve: Callable[..., Daemon]) -> None:
+    programs = made(folder, serve(template_capacity_bytes="30MiB"))
+    for name in ("one", "two", "three"):
+        programs.write(f"{name}.py", "import json")
+        programs.run("python", f"{name}.py")
+        until(
+            lambda name=name: any(name in each["name"] and each["state"] == "ready" for each in programs.templates()),
+            name,
+        )
+        if name == "two":
+            assert FORKED in programs.way("python", "one.py")
+    assert sorted(Path(each["name"]).name for each in programs.templates()) == ["one.py", "three.py"]
+    programs.run("x", options=("--forget",))
+    subprocess.run([programs.command(["x"])[0], "exec", "--forget"], env=programs.env, check=True, capture_output=True)
+    programs.await_no_process()
+
+
+def test_a_template_that_is_not_used_ends(programs: Programs) -> None:
+    programs.write("script.py", "print('program')")
+    programs.run("python", "script.py", options=("--keep-alive", "0"))
+    until(lambda: programs.templates() == [], "it stays")
+    programs.await_no_process()
+
+
+def test_a_home_that_cannot_be_written(programs: Programs) -> None:
+    home = {"HOME": "/proc/nothing", "XDG_CACHE_HOME": "/proc/nothing", "TMPDIR": "/proc/nothing"}
+    programs.write("script.py", "import json; print('program')")
+    before = programs.run("python", "script.py", env=home)
+    assert before.stdout == "program\n"
+    programs.await_templates()
+    ended = programs.run("python", "script.py", options=("--why",), env=home)
+    assert (ended.stdout, FORKED in ended.stderr) == ("program\n", True)
+
+
+@pytest.mark.parametrize("answer", ["refuses", "closes", "is silent"])
+def test_a_daemon_of_another_version_lets_a_program_start_as_ever(folder: Path, answer: str) -> None:
+    programs = Programs(folder, folder / "run")
+    (folder / "run").mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "run" / "attach.sock"))
+    listener.listen()
+    done = threading.Event()
+
+    def serve() -> None:
+        conn, _ = listener.accept()
+        with conn:
+            if answer == "refuses":
+                assert Decoder().feed(conn.recv(1000))[0]["op"] == "hello"
+                error = {"code": "not_supported", "message": "the client speaks another protocol"}
+                conn.sendall(encode({"id": None, "error": error}))
+            elif answer == "is silent":
+                done.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    programs.write("script.py", "print('program')")
+    ended = programs.run("python", "script.py", options=("--why",))
+    done.set()
+    thread.join()
+    listener.close()
+    assert (ended.stdout, AS_EVER in ended.stderr) == ("program\n", True)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
+def test_a_program_in_another_mount_namespace_starts_as_ever(programs: Programs) -> None:
+    programs.write("script.py", "print('program')")
+    command = ["unshare", "--mount", *programs.command(["python", "script.py"], "--why")]
+    ended = programs.alone(*command)
+    assert (ended.stdout, "another mount namespace" in ended.stderr) == ("program\n", True)
