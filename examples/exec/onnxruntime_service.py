@@ -13,7 +13,7 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 class Handler(BaseHTTPRequestHandler):
     """Answers a list of numbers with the model's outputs."""
 
-    def do_POST(self) -> None:  # noqa: N802 - the library names it
+    def do_POST(self) -> None:
         """Run the model."""
         numbers = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         given = session.get_inputs()[0]

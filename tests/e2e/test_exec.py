@@ -1,4 +1,4 @@
-"""A program under `trims exec` is itself: what it prints, how it ends and what it sees are those of the program alone."""
+"""A program under `trims exec` is itself: it prints, sees and ends as it does alone."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SCRIPTS = {
     "surroundings": """
 import os, sys, signal, resource
 print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.warnoptions, sys._xoptions, sys.executable, sys.prefix)
-print({name: value for name, value in vars(sys.modules["__main__"]).items() if name not in ("__builtins__", "__loader__")
-       and isinstance(value, (str, type(None), dict)) and name.startswith("__")})
+names = vars(sys.modules["__main__"])
+print({name: names[name] for name in names if name.startswith("__") and name not in ("__builtins__", "__loader__")})
 print(type(__loader__), __loader__.path, __builtins__)
 print(os.getcwd(), os.umask(0), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)))
 print([resource.getrlimit(each) for each in range(16)])
@@ -44,7 +44,8 @@ print([str(signal.getsignal(each)) for each in sorted(signal.valid_signals())], 
 import sys
 for each in (sys.stdin, sys.stdout, sys.stderr):
     print(each.name, each.mode, each.encoding, each.errors, each.line_buffering, each.write_through, each.isatty(),
-          each.fileno(), each.newlines, type(each.buffer), getattr(each.buffer, 'raw', each.buffer).name, each.seekable(), each is getattr(sys, "__" + each.name[1:-1] + "__"))
+          each.fileno(), each.newlines, type(each.buffer), getattr(each.buffer, 'raw', each.buffer).name,
+          each.seekable(), each is getattr(sys, "__" + each.name[1:-1] + "__"))
 print(repr(sys.stdin.read()))
 """,
     "environment": """
@@ -69,7 +70,11 @@ print(sorted(sys.modules))
     "an end without cleaning": "import os, atexit; atexit.register(print, 'never'); os._exit(9)",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "an abort": "import os; os.abort()",
-    "a hook for errors": "import sys\nsys.excepthook = lambda *what: print('hook', what[0], what[2].tb_lineno)\nraise ValueError(1)",
+    "a hook for errors": """
+import sys
+sys.excepthook = lambda *what: print('hook', what[0], what[2].tb_lineno)
+raise ValueError(1)
+""",
     "things to do at the end": """
 import atexit, weakref, threading, tempfile, sys, os
 class Thing:
@@ -112,8 +117,8 @@ print(sorted(q.get() for _ in threads), threading.main_thread() is threading.cur
 """,
     "warnings": "import warnings\nwarnings.warn('look here')\nwarnings.warn('older', DeprecationWarning)\n",
     "reimported libraries": """
-import ctypes, socket, signal, select, mmap, resource, subprocess, enum, typing, re, json, dataclasses, selectors, logging
-ctypes.Structure; socket.socketpair(); print(signal.Signals(2), isinstance(signal.SIGINT, enum.IntEnum), re.compile('x'))
+import ctypes, socket, signal, select, mmap, resource, subprocess, enum, typing, re, json, dataclasses, selectors
+print(signal.Signals(2), isinstance(signal.SIGINT, enum.IntEnum), re.compile('x'), ctypes.Structure, typing.List[int])
 print(ctypes.c_int(5), ctypes.sizeof(ctypes.POINTER(ctypes.c_int)), mmap.mmap(-1, 4096)[:1], socket.AF_INET)
 """,
 }

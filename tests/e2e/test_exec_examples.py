@@ -1,4 +1,4 @@
-"""The programs of examples/exec do under `trims exec`, unchanged, what they do alone; from the second run on from a fork."""
+"""The programs of examples/exec do under `trims exec`, unchanged, what they do alone."""
 
 from __future__ import annotations
 

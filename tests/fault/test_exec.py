@@ -1,4 +1,4 @@
-"""`trims exec` on bad days: whatever dies, stops, changes or is shut, the program runs once and nothing is left over."""
+"""Bad days of `trims exec`: whatever dies, stops, changes or is shut, a program runs once and nothing is left over."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever
     os.kill(template, signal.SIGSTOP)
     process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
     host = parent_of(template)
-    until(lambda: len([fd for fd in Path(f"/proc/{host}/fd").iterdir()]) > 0, "the host has no files")
+    until(lambda: any(Path(f"/proc/{host}/fd").iterdir()), "the host has no files")
     until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
     os.kill(template, signal.SIGKILL)
     started(process)

@@ -77,7 +77,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--keep-alive", type=_seconds, default=_KEEP_ALIVE_S, metavar="SECONDS", help=text)
     text = "environment variable that no import of the program reads, so that its value does not tell templates apart"
     parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help=text)
-    text = "end the template with this name or key, or all, so that the next run is observed anew"
+    text = "end the template with this name or key, or all, so that the next run is observed again"
     parser.add_argument("--forget", nargs="?", const="", metavar="TEMPLATE", help=text)
     text = "write the specification of a Jupyter kernel that starts by `trims exec`; COMMAND is its Python (python3)"
     parser.add_argument("--kernel", metavar="NAME", help=text)
@@ -110,12 +110,15 @@ def _run(options: argparse.Namespace) -> int:
         options.words, runtime_dir=options.runtime_dir or "", why=options.why, keep_alive_s=options.keep_alive,
         ignored=options.ignore,
     ).run()  # fmt: skip
+    raise AssertionError("a start does not return")
 
 
 def _forget(options: argparse.Namespace) -> int:
     from trims.cli.output import say_done
 
-    ended = _ask(options, {"op": "forget", **({"template": options.forget} if options.forget else {})})["ended"]
+    ended = _ask(options.runtime_dir, {"op": "forget", **({"template": options.forget} if options.forget else {})})[
+        "ended"
+    ]
     say_done(options, f"{len(ended)} template{'' if len(ended) == 1 else 's'} ended", ended=ended)
     return 0
 
@@ -157,12 +160,18 @@ def _write_kernel(options: argparse.Namespace) -> int:
 _COLUMNS = ("program", "key", "state", "process>", "modules>", "memory>", "starts>", "idle>", "left out")
 
 
+def list_templates(runtime_dir: str = "") -> list[dict[str, Any]]:
+    """Return the templates of this user, as the daemon describes them. Raises TrimsError."""
+    found: list[dict[str, Any]] = _ask(runtime_dir, {"op": "templates"})["templates"]
+    return found
+
+
 def say_templates(options: argparse.Namespace) -> None:
     """Print the templates of this user: `trims ps --templates`."""
     from trims.cli.output import say_json, table
     from trims.core.units import format_bytes
 
-    found: list[dict[str, Any]] = _ask(options, {"op": "templates"})["templates"]
+    found = list_templates(options.runtime_dir or "")
     if options.json:
         say_json(found)
         return
@@ -177,14 +186,14 @@ def say_templates(options: argparse.Namespace) -> None:
     table(_COLUMNS, rows, empty="there are no templates; `trims exec -- COMMAND` makes one")
 
 
-def _ask(options: argparse.Namespace, message: dict[str, Any]) -> dict[str, Any]:
+def _ask(runtime_dir: str | None, message: dict[str, Any]) -> dict[str, Any]:
     import os
 
     from trims.core.errors import DaemonAwayError
     from trims.programs.door import Door
     from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 
-    path = os.path.join(options.runtime_dir or default_runtime_dir(), ATTACH_SOCKET)
+    path = os.path.join(runtime_dir or default_runtime_dir(), ATTACH_SOCKET)
     try:
         door = Door.open(path)
     except OSError as error:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BadMessageError, LostPeerError
 
 if TYPE_CHECKING:
+    import socket as wrapper
     from collections.abc import Sequence
-    from socket import socket as WrappedSocket
 
     from trims.wire.frames import Message
 
@@ -30,14 +30,16 @@ _INT = array("i")
 _IN_FILE = "message_in_file"
 
 
-def pair() -> tuple[WrappedSocket, WrappedSocket]:
+def pair() -> tuple[wrapper.socket, wrapper.socket]:
     """Return two connected sockets; programs that are executed do not inherit them."""
     import socket
 
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: WrappedSocket | socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False) -> None:
+def send(
+    sock: wrapper.socket | socket.socket, message: Message, fds: Sequence[int] = (), *, long: bool = False
+) -> None:
     """Send one message.
 
     Args:
@@ -59,7 +61,7 @@ def send(sock: WrappedSocket | socket.socket, message: Message, fds: Sequence[in
         _send(sock, json.dumps({_IN_FILE: len(data)}).encode(), [*fds, file.fileno()])
 
 
-def _send(sock: WrappedSocket | socket.socket, data: bytes, fds: Sequence[int]) -> None:
+def _send(sock: wrapper.socket | socket.socket, data: bytes, fds: Sequence[int]) -> None:
     try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array(_INT.typecode, fds))] if fds else []
         sock.sendmsg([data], rights)
@@ -68,7 +70,7 @@ def _send(sock: WrappedSocket | socket.socket, data: bytes, fds: Sequence[int]) 
 
 
 def receive(
-    sock: WrappedSocket | socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
+    sock: wrapper.socket | socket.socket, *, most_fds: int = _MOST_DESCRIPTORS, long_bytes: int = 0
 ) -> tuple[Message, list[int]] | None:
     """Return the next message and its descriptors, which are the caller's; None once the other side is gone.
 

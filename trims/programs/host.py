@@ -45,7 +45,7 @@ _LOOK_S = 0.5
 _MOST_ROUNDS = 24
 #: Seconds that a template may take to import.
 _IMPORT_S = 300.0
-#: Times that a template is made anew because its programs import more.
+#: Times that a template is made again because its programs import more.
 _MOST_RENEWALS = 16
 _MOST_DESCRIPTORS = 253
 #: Modules that are reported to the daemon as left out.
@@ -324,7 +324,7 @@ class Host:
         self._announce()
 
     def _learn(self, modules: list[str]) -> None:
-        """Make the template anew if programs have imported modules that it does not know."""
+        """Make the template again if programs have imported modules that it does not know."""
         known, banned = {*self._learned, *self._failed}, tuple(self._left_out)
         others = (name for name in modules if name not in known and not _is_within(name, banned))
         new = [name for name in others if name.partition(".")[0] not in self._foreign]

@@ -39,7 +39,7 @@ _MOST_DESCRIPTORS = 250
 _LONG_BYTES = 8 << 20
 _INSIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside")
 _UCRED = struct.Struct("3i")
-#: What begins a fork, and what it answers (see `inside.template`).
+#: Message that begins a fork, and its answer (see `inside.template`).
 _GO, _READY = b"g", b"r"
 #: Signals that Python ignores in every process.
 _PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)

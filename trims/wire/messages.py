@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError
@@ -109,7 +110,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Make a template known that this session may make, or state anew what it takes.
+    """Make a template known that this session may make, or state what it takes now.
 
     Attributes:
         address: Where it is asked for forks.
@@ -153,28 +154,36 @@ Request = Hello | Open | Resume | Close | Attach | Workspace | Program | Templat
 def parse_request(message: Message) -> Request:
     """Check a client's message. Raises BadMessageError saying what is wrong with which field."""
     operation = message.get("op")
-    if operation in ("open", "prefetch"):  # a tuple: a list sent as op cannot be hashed
-        return _parse_open(message, prefetch=operation == "prefetch")
-    if operation == "close":
-        only(message, "id", "lease")
-        return Close(None if "id" not in message else number(message, "id"), number(message, "lease"))
-    if operation == "attach":
-        only(message, "id", "lease", "file")
-        file = number(message, "file") if "file" in message else None
-        return Attach(number(message, "id"), number(message, "lease"), file)
-    if operation == "workspace":
-        only(message, "id", "lease", "nbytes")
-        return Workspace(number(message, "id"), number(message, "lease"), number(message, "nbytes"))
-    if operation == "hello":
-        only(message, "protocol", "agent")
-        return Hello(number(message, "protocol"), text(message, "agent") or "")
-    if operation == "resume":
-        only(message, "id", "key", "place")
-        return Resume(number(message, "id"), text(message, "key") or "", text(message, "place") or "")
-    if isinstance(operation, str) and operation in _OF_PROGRAMS:
-        return _OF_PROGRAMS[operation](message)
-    known = "open, prefetch, close, resume, attach, workspace, program, template, templates, forget and hello"
-    raise BadMessageError(f"unknown op {operation!r}; {known} are known"[:200])
+    parse = _PARSERS.get(operation) if isinstance(operation, str) else None
+    if parse is None:
+        raise BadMessageError(f"unknown op {operation!r}; {', '.join(_PARSERS)} are known"[:200])
+    return parse(message)
+
+
+def _parse_close(message: Message) -> Close:
+    only(message, "id", "lease")
+    return Close(None if "id" not in message else number(message, "id"), number(message, "lease"))
+
+
+def _parse_attach(message: Message) -> Attach:
+    only(message, "id", "lease", "file")
+    file = number(message, "file") if "file" in message else None
+    return Attach(number(message, "id"), number(message, "lease"), file)
+
+
+def _parse_workspace(message: Message) -> Workspace:
+    only(message, "id", "lease", "nbytes")
+    return Workspace(number(message, "id"), number(message, "lease"), number(message, "nbytes"))
+
+
+def _parse_hello(message: Message) -> Hello:
+    only(message, "protocol", "agent")
+    return Hello(number(message, "protocol"), text(message, "agent") or "")
+
+
+def _parse_resume(message: Message) -> Resume:
+    only(message, "id", "key", "place")
+    return Resume(number(message, "id"), text(message, "key") or "", text(message, "place") or "")
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:
@@ -217,11 +226,18 @@ def _parse_forget(message: Message) -> Forget:
     return Forget(number(message, "id"), text(message, "template"))
 
 
-_OF_PROGRAMS: dict[str, Callable[[Message], Program | Template | Templates | Forget]] = {
+_PARSERS: dict[str, Callable[[Message], Request]] = {
+    "open": partial(_parse_open, prefetch=False),
+    "prefetch": partial(_parse_open, prefetch=True),
+    "close": _parse_close,
+    "resume": _parse_resume,
+    "attach": _parse_attach,
+    "workspace": _parse_workspace,
     "program": _parse_program,
     "template": _parse_template,
     "templates": _parse_templates,
     "forget": _parse_forget,
+    "hello": _parse_hello,
 }
 
 

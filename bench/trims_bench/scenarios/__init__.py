@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
     "client", "bytes", "starts", "requests", "functions", "load", "room", "memory", "sessions", "behind", "books",
-    "door", "restart", "traces", "cloud", "folders",
+    "door", "restart", "traces", "cloud", "folders", "programs",
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _take_signals(ignored: set[int], blocked: set[int]) -> None:
 
 
 def renew_standard_streams() -> None:
-    """Open standard input, output and error anew, as the interpreter does when it starts.
+    """Open standard input, output and error again, as the interpreter does when it starts.
 
     The objects stay the same, because modules may have kept them.
     """

@@ -48,7 +48,7 @@ _NEW_NAMES_BYTES = 64 << 10
 MOST_DESCRIPTORS = 253
 #: Bytes of a message that comes in a file: the environment and the arguments of a program may be two megabytes.
 LONG_BYTES = 8 << 20
-#: What a program answers before it begins, and what it is given to begin.
+#: Answer of a program that begins, and what it is given to begin.
 READY, GO = b"r", b"g"
 
 
@@ -443,7 +443,7 @@ def main(before: set[str]) -> None:
     except Fork as forked:
         fork = forked
     except BaseException:  # noqa: BLE001 - nothing may get out of a template but a fork
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         os._exit(70)
     template.begin(fork, ending)
     run(fork.plan["arguments"], fork.plan["argv"], ending.note)
