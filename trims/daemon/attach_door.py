@@ -106,12 +106,10 @@ class AttachDoor:
         self._templates = ProgramTemplates(template_bytes, self._end_session)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
-        self._path, self._mode = path, mode
+        self._path, self._mode, self._boot = path, mode, boot
         self._listeners: dict[int, Listener] = {}
         self.clients: Counter[str] = Counter()
-        self._boot = boot
-        self._budget = budget
-        self._on_death = on_death
+        self._budget, self._on_death = budget, on_death
         self._connections: dict[int, Connection] = {}
         self._by_fd: dict[int, Connection] = {}
         #: Connections whose socket has closed and whose process may still read, by the process's descriptor.
@@ -128,8 +126,7 @@ class AttachDoor:
         self._round_at_s = 0.0
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trims-attach-door", daemon=True)
-        leases = store.device_leases
-        leases.tell_losses_to(self._lost)
+        store.device_leases.tell_losses_to(self._lost)
         store.tell_upgrades_to(self._upgraded)
 
     def start(self) -> None:

@@ -1,0 +1,260 @@
+"""A template: what it imports and reports, what spoils it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trims.core.errors import BadMessageError
+from trims.process.messages import send
+from trims.programs.inside.template import GO, READY
+from trims.programs.template_process import TemplateProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Start = "Callable[..., TemplateProcess]"
+WAIT_S = 50.0
+
+
+class Environment:
+    """Virtual environment of this interpreter, with modules of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        version = sysconfig.get_python_version()
+        self.python = folder / "bin" / "python"
+        self.packages = folder / "lib" / f"python{version}" / "site-packages"
+        self.python.parent.mkdir(parents=True)
+        self.packages.mkdir(parents=True)
+        base = os.path.realpath(sys.executable)
+        self.python.symlink_to(base)
+        (folder / "pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\nversion = {version}\n")
+
+    def install(self, **modules: str) -> None:
+        for name, code in modules.items():
+            (self.packages / f"{name}.py").write_text(code)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(tmp_path / "venv")
+
+
+@pytest.fixture
+def start(environment: Environment, tmp_path: Path) -> Iterator[Callable[..., TemplateProcess]]:
+    """Start a template of that environment; the folder `program` is the program's."""
+    made: list[TemplateProcess] = []
+    (tmp_path / "program").mkdir()
+
+    def begin(*modules: str, flags: tuple[str, ...] = (), **how: Any) -> TemplateProcess:
+        how = {"own": "", "folder": str(tmp_path / "program"), "working_folder": str(tmp_path), "unread": (), **how}
+        variables = {"PATH": os.environ["PATH"], **how.pop("environment", {})}
+        made.append(TemplateProcess(str(environment.python), flags, variables, modules, **how))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+def heard(template: TemplateProcess) -> dict[str, Any] | None:
+    """Return its next message, which brings no descriptors; None once it is gone."""
+    message, fds = received(template) or (None, [])
+    assert fds == []
+    return message
+
+
+def received(template: TemplateProcess) -> tuple[dict[str, Any], list[int]] | None:
+    template.child.socket.settimeout(WAIT_S)
+    return template.receive()
+
+
+def facts_of(template: TemplateProcess) -> dict[str, Any]:
+    facts = heard(template)
+    assert facts is not None
+    assert facts["op"] == "imported", facts
+    return facts
+
+
+def test_a_template_reports_what_it_has_imported(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+    environment.install(library="import json\n", optional="try:\n import accelerator\nexcept ImportError:\n pass\n")
+    facts = facts_of(start("library", "json", "optional", "spread", "sys"))
+    packages = str(environment.packages)
+    assert {f"{packages}/library.py", f"{packages}/optional.py"} <= set(facts["files"])
+    assert facts["tops"]["library"] == f"{packages}/library.py"
+    assert facts["tops"]["json"].endswith("/json/__init__.py")
+    assert "sys" not in facts["tops"]  # none of a program's own comes before it
+    assert "accelerator" in facts["missing"]
+    assert facts["count"] >= len(facts["tops"])
+    assert (facts["failed"], facts["own"], facts["reads"]) == ({}, ["spread"], [])
+    assert packages in facts["sites"]
+    assert facts["prefix"] == str(environment.python.parent.parent)
+    assert not any(name.partition(".")[0] == "trims" for name in facts["tops"])
+
+
+def test_a_package_that_is_spread_over_folders_has_no_file(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+    (environment.packages / "spread").mkdir()
+    environment.install(**{"spread/inner": ""})
+    facts = facts_of(start("spread", "spread.inner"))
+    assert facts["tops"]["spread"] == ""
+    assert f"{environment.packages}/spread/inner.py" in facts["files"]
+
+
+def test_modules_of_the_programs_own_are_left_to_it(start: Callable[..., TemplateProcess], environment: Environment, tmp_path: Path) -> None:
+    environment.install(library="", shadowed="raise ValueError", program="raise ValueError")
+    for name in ("mine", "shadowed"):
+        (tmp_path / "program" / f"{name}.py").write_text("raise ValueError")
+    paths = {"PYTHONPATH": str(tmp_path / "paths")}
+    (tmp_path / "paths").mkdir()
+    (tmp_path / "paths" / "beside.py").write_text("raise ValueError")
+    facts = facts_of(start("mine", "shadowed", "beside", "nothing", "library", "program", own="program", environment=paths))
+    assert facts["own"] == ["beside", "mine", "nothing", "shadowed"]
+    assert "library" in facts["tops"]
+    assert not {"program", "mine", "shadowed", "beside"} & facts["tops"].keys()
+    assert facts["paths"] == [str(tmp_path / "paths")]
+    assert facts["failed"] == {}
+
+
+def test_a_module_that_cannot_be_imported_has_failed_and_others_go_on(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+    environment.install(
+        fails="raise ValueError('not here')", ends="raise SystemExit", lacks="import accelerator", library=""
+    )
+    facts = facts_of(start("fails", "ends", "lacks", "library", "library.nothing"))
+    assert {name: why.partition(":")[0] for name, why in facts["failed"].items()} == {
+        "fails": "ValueError",
+        "ends": "SystemExit",
+        "lacks": "ModuleNotFoundError",
+    }
+    assert "library" in facts["tops"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        ("import os; os.environ['TERM']", ["TERM"]),
+        ("import os; os.environ.get('TERM'); os.getenv('LINES')", ["LINES", "TERM"]),
+        ("import os; os.environ.get('ABSENT'); os.environ['OTHER']", ["ABSENT"]),
+        ("import os; os.getcwd()", [""]),
+        ("import os; os.getcwdb(); 'TERM' in os.environ", ["", "TERM"]),
+        ("from pathlib import Path; Path('x').absolute()", [""]),
+        ("import os; os.environ['LINES'] = '1'; len(os.environ)", []),
+    ],
+)
+def test_what_imports_read_that_none_should_is_reported(
+    start: Callable[..., TemplateProcess], environment: Environment, code: str, reads: list[str]
+) -> None:
+    environment.install(library=code)
+    variables = {"TERM": "x", "LINES": "5", "OTHER": "1"}
+    template = start("library", unread=["TERM", "LINES", "ABSENT"], environment=variables)
+    assert facts_of(template)["reads"] == reads
+
+
+#: Modules that do what a fork cannot have.
+SPOILERS = {
+    "a thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "a connection": "import socket\npair = socket.socketpair()\n",
+    "a file": "import os\nfile = open(os.devnull)\n",
+    "output": "print('hello', flush=True)\n",
+    "an error output": "import sys\nsys.stderr.write('hello')\n",
+    "a trace": "import sys\nsys.settrace(lambda *what: None)\n",
+    "a profile": "import sys\nsys.setprofile(lambda *what: None)\n",
+}
+
+
+@pytest.mark.parametrize("what", SPOILERS)
+def test_a_template_that_cannot_be_forked_names_its_culprits(
+    start: Callable[..., TemplateProcess], environment: Environment, what: str
+) -> None:
+    environment.install(harmless="", spoiler=SPOILERS[what], importer="import spoiler\nimport json\n")
+    template = start("harmless", "importer", "random")
+    message = heard(template)
+    assert message is not None
+    assert message["op"] == "spoilt"
+    assert {"spoiler", "importer"} <= set(message["modules"])
+    assert not {"harmless", "random"} & set(message["modules"])
+    assert isinstance(message["why"], str)
+
+
+def test_a_file_that_is_open_only_during_an_import_spoils_nothing(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+    environment.install(reads="import os\nwith open(os.devnull):\n    import harmless\n", harmless="")
+    assert "reads" in facts_of(start("reads"))["tops"]
+
+
+@pytest.mark.parametrize("flags", [(), ("-S", "-E"), ("-X", "utf8"), ("-W", "error"), ("-O", "-B", "-s")])
+def test_a_template_has_the_flags_of_the_program(start: Callable[..., TemplateProcess], flags: tuple[str, ...]) -> None:
+    template = start("json", flags=flags)
+    facts_of(template)
+    command = Path(f"/proc/{template.child.pid}/cmdline").read_text().split("\0")
+    assert tuple(command[1 : 1 + len(flags)]) == flags
+
+
+def test_a_template_that_dies_names_the_module_and_its_last_words(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+    environment.install(harmless="", kills="import os, sys\nsys.stderr.write('x' * 500 + 'last words\\n')\nos.abort()\n")
+    template = start("harmless", "kills", "json")
+    assert heard(template) is None
+    assert template.last_module() == "kills"
+    assert template.last_words() == "x" * (399 - len("last words")) + "last words"
+    assert template.facts is None
+
+
+def test_a_python_that_is_too_old_or_none_ends_before_its_first_module(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text("#!/bin/sh\necho no templates\n")
+    (tmp_path / "python3").chmod(0o755)
+    how = {"own": "", "folder": "", "working_folder": "/nothing", "unread": ()}
+    template = TemplateProcess(str(tmp_path / "python3"), [], {}, ["json"], **how)
+    try:
+        assert heard(template) is None
+        assert (template.last_module(), template.last_words()) == ("", "no templates")
+    finally:
+        template.close()
+    with pytest.raises(OSError):
+        TemplateProcess(str(tmp_path / "nothing"), [], {}, ["json"], **how)
+
+
+def test_a_template_leads_a_group_of_its_own_takes_memory_and_waits(start: Callable[..., TemplateProcess], tmp_path: Path) -> None:
+    template = start("json")
+    facts_of(template)
+    pid = template.child.pid
+    assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
+    assert os.getpgid(pid) != os.getpgid(0)
+    assert template.memory_bytes() > 1 << 20
+    assert template.last_module() == "json"
+    assert template.last_words() == ""
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert template.since_ns > 0
+
+
+def test_a_template_that_is_closed_is_gone_with_what_its_imports_have_started(
+    start: Callable[..., TemplateProcess], environment: Environment, tmp_path: Path
+) -> None:
+    code = f"import subprocess\nprocess = subprocess.Popen(['sleep', '1000'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(process.pid))\n"
+    environment.install(starts=code)
+    template = start("starts")
+    heard(template)
+    pidfd = os.pidfd_open(int((tmp_path / "pid").read_text()))
+    try:
+        template.close()
+        template.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(template.child.pid, 0)
+        with pytest.raises(OSError):
+            template.memory_bytes()
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        assert ended.poll(WAIT_S * 1000)
+    finally:
+        os.close(pidfd)
+
+
+def test_a_program_of_a_template_outlives_it(start: Callable[..., TemplateProcess], tmp_path: Path) -> None:
+    """A fork is given its first words by hand here, as `trims exec` and the host do."""
+    template = start("json")
+    facts_of(template)
