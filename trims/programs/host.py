@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, LostPeerError, TrimsError
@@ -48,6 +49,9 @@ _IMPORT_S = 300.0
 #: Times that a template is made again because its programs import more.
 _MOST_RENEWALS = 16
 _MOST_DESCRIPTORS = 253
+#: Forks that a template is asked for at once. Messages have 96 KiB at most, and two of them fit into a socket.
+_MOST_PENDING = 2
+_ACCEPT_PAUSE_S = 0.05
 #: Modules that are reported to the daemon as left out.
 _MOST_LEFT_OUT = 50
 
@@ -104,6 +108,8 @@ class Host:
         self._files: Files | None = None
         self._listener: socket.socket | None = None
         self._starts: dict[int, Start] = {}
+        #: Starts that the template was not asked for yet: what it is asked, and the descriptors.
+        self._waiting: deque[tuple[Start, Message, list[int]]] = deque()
         self._by_pid: dict[int, Start] = {}
         self._rounds = 0
         self._renewals = 0
@@ -126,14 +132,23 @@ class Host:
             while self._door is not None or self._starts:
                 for fd, _ in self._poll.poll(self._pause_ms()):
                     if handler := self._handlers.get(fd):
-                        handler()
-                self._tick()
-        except _Unfit as unfit:
-            self._report_unfit(str(unfit))
+                        self._guarded(handler)
+                self._guarded(self._tick)
         finally:
             for template in (self._template, self._coming):
                 if template is not None:
                     template.close()
+
+    def _guarded(self, handler: Callable[[], None]) -> None:
+        """Carry something out. If it fails, no more programs are started, and those that run have their host still."""
+        try:
+            handler()
+        except _Unfit as unfit:
+            self._report_unfit(str(unfit))
+            self._retire()
+        except Exception as error:  # noqa: BLE001 - programs that run depend on this process
+            self._report_unfit(f"its host failed: {type(error).__name__}: {error}")
+            self._retire()
 
     def _watch(self, fd: int, handler: Callable[[], None]) -> None:
         self._handlers[fd] = handler
@@ -184,6 +199,8 @@ class Host:
             if template is not None:
                 setattr(self, name, None)
                 self._drop(template)
+        while self._waiting:
+            messages.close_all(self._waiting.popleft()[2])
         for start in list(self._starts.values()):
             if not start.pid:
                 self._end_start(start)
@@ -271,6 +288,8 @@ class Host:
             start.verdict = "the template has ended"
             self._refuse(start)
         template.pending.clear()
+        if template is not self._coming and self._template is not None:
+            self._fork_next(self._template)  # it is the one after this
         template.close()
         self._reap()
 
@@ -337,11 +356,20 @@ class Host:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(BlockingIOError):
+        try:
             conn, _ = self._listener.accept()
-            start = Start(conn)
-            self._starts[conn.fileno()] = start
-            self._watch(conn.fileno(), lambda: self._hear_caller(start))
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: the caller waits, and starts its program as ever
+            time.sleep(_ACCEPT_PAUSE_S)
+            return
+        if Peer.of(conn).uid != os.geteuid():
+            conn.close()
+            return
+        conn.setblocking(False)
+        start = Start(conn)
+        self._starts[conn.fileno()] = start
+        self._watch(conn.fileno(), lambda: self._hear_caller(start))
 
     def _hear_caller(self, start: Start) -> None:
         try:
@@ -359,21 +387,30 @@ class Host:
             self._last_start_s = time.monotonic()
             self._start(start, self._template, message, fds)
         except (TrimsError, OSError, KeyError, TypeError, ValueError) as error:
+            messages.close_all(fds)
             start.verdict = str(error)
             self._refuse(start)
-        finally:
-            messages.close_all(fds)
 
     def _start(self, start: Start, template: TemplateProcess, plan: Message, fds: list[int]) -> None:
         """Have the template fork, and look meanwhile whether the fork may be used."""
-        peer = Peer.of(start.conn)
-        if peer.uid != os.geteuid() or identity_of(peer.pid) != self._identity:
-            raise LostPeerError("the caller is another user, or in another control group, namespace or sandbox")
-        settings = differences(peer.pid)
-        messages.send(template.child.socket, {**plan, **settings, "op": "fork"}, fds, long=True)
-        template.pending.append(start)
+        pid = Peer.of(start.conn).pid
+        if identity_of(pid) != self._identity:
+            raise LostPeerError("the caller is in another control group, namespace or sandbox, or has other rights")
+        self._waiting.append((start, {**plan, **differences(pid), "op": "fork"}, fds))
+        self._fork_next(template)
         start.verdict = self._objection(template, plan["folder"])
         self._answer(start)
+
+    def _fork_next(self, template: TemplateProcess) -> None:
+        """Have the template fork for those that wait, a few at a time: a message beyond those might have to wait."""
+        while self._waiting and len(template.pending) < _MOST_PENDING:
+            start, plan, fds = self._waiting.popleft()
+            try:
+                if not start.gone:
+                    messages.send(template.child.socket, plan, fds, long=True)
+                    template.pending.append(start)
+            finally:
+                messages.close_all(fds)
 
     def _objection(self, template: TemplateProcess, folder: str) -> str:
         """Return why a program in a folder must not be forked from the template; empty text if it may be."""
@@ -390,6 +427,8 @@ class Host:
 
     def _forked(self, template: TemplateProcess, message: Message, fds: list[int]) -> None:
         start: Start = template.pending.popleft()
+        if template is self._template:
+            self._fork_next(template)
         if message["op"] == "refused":
             start.verdict = message["why"]
             self._refuse(start)

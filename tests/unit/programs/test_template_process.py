@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-import subprocess
+import socket
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.core.errors import BadMessageError
 from trims.process.messages import send
 from trims.programs.inside.template import GO, READY
 from trims.programs.template_process import TemplateProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeAlias
 
-Start = "Callable[..., TemplateProcess]"
+    Start: TypeAlias = Callable[..., TemplateProcess]
+    MakeFork: TypeAlias = Callable[..., "Fork"]
+
 WAIT_S = 50.0
 
 
@@ -49,7 +52,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 @pytest.fixture
-def start(environment: Environment, tmp_path: Path) -> Iterator[Callable[..., TemplateProcess]]:
+def start(environment: Environment, tmp_path: Path) -> Iterator[Start]:
     """Start a template of that environment; the folder `program` is the program's."""
     made: list[TemplateProcess] = []
     (tmp_path / "program").mkdir()
@@ -84,7 +87,7 @@ def facts_of(template: TemplateProcess) -> dict[str, Any]:
     return facts
 
 
-def test_a_template_reports_what_it_has_imported(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+def test_a_template_reports_what_it_has_imported(start: Start, environment: Environment) -> None:
     environment.install(library="import json\n", optional="try:\n import accelerator\nexcept ImportError:\n pass\n")
     facts = facts_of(start("library", "json", "optional", "spread", "sys"))
     packages = str(environment.packages)
@@ -100,7 +103,7 @@ def test_a_template_reports_what_it_has_imported(start: Callable[..., TemplatePr
     assert not any(name.partition(".")[0] == "trims" for name in facts["tops"])
 
 
-def test_a_package_that_is_spread_over_folders_has_no_file(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+def test_a_package_that_is_spread_over_folders_has_no_file(start: Start, environment: Environment) -> None:
     (environment.packages / "spread").mkdir()
     environment.install(**{"spread/inner": ""})
     facts = facts_of(start("spread", "spread.inner"))
@@ -108,14 +111,16 @@ def test_a_package_that_is_spread_over_folders_has_no_file(start: Callable[..., 
     assert f"{environment.packages}/spread/inner.py" in facts["files"]
 
 
-def test_modules_of_the_programs_own_are_left_to_it(start: Callable[..., TemplateProcess], environment: Environment, tmp_path: Path) -> None:
+def test_modules_of_the_programs_own_are_left_to_it(start: Start, environment: Environment, tmp_path: Path) -> None:
     environment.install(library="", shadowed="raise ValueError", program="raise ValueError")
     for name in ("mine", "shadowed"):
         (tmp_path / "program" / f"{name}.py").write_text("raise ValueError")
     paths = {"PYTHONPATH": str(tmp_path / "paths")}
     (tmp_path / "paths").mkdir()
     (tmp_path / "paths" / "beside.py").write_text("raise ValueError")
-    facts = facts_of(start("mine", "shadowed", "beside", "nothing", "library", "program", own="program", environment=paths))
+    facts = facts_of(
+        start("mine", "shadowed", "beside", "nothing", "library", "program", own="program", environment=paths)
+    )
     assert facts["own"] == ["beside", "mine", "nothing", "shadowed"]
     assert "library" in facts["tops"]
     assert not {"program", "mine", "shadowed", "beside"} & facts["tops"].keys()
@@ -123,7 +128,7 @@ def test_modules_of_the_programs_own_are_left_to_it(start: Callable[..., Templat
     assert facts["failed"] == {}
 
 
-def test_a_module_that_cannot_be_imported_has_failed_and_others_go_on(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+def test_a_module_that_cannot_be_imported_has_failed_and_others_go_on(start: Start, environment: Environment) -> None:
     environment.install(
         fails="raise ValueError('not here')", ends="raise SystemExit", lacks="import accelerator", library=""
     )
@@ -149,7 +154,7 @@ def test_a_module_that_cannot_be_imported_has_failed_and_others_go_on(start: Cal
     ],
 )
 def test_what_imports_read_that_none_should_is_reported(
-    start: Callable[..., TemplateProcess], environment: Environment, code: str, reads: list[str]
+    start: Start, environment: Environment, code: str, reads: list[str]
 ) -> None:
     environment.install(library=code)
     variables = {"TERM": "x", "LINES": "5", "OTHER": "1"}
@@ -170,9 +175,7 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("what", SPOILERS)
-def test_a_template_that_cannot_be_forked_names_its_culprits(
-    start: Callable[..., TemplateProcess], environment: Environment, what: str
-) -> None:
+def test_a_template_that_cannot_be_forked_names_its_culprits(start: Start, environment: Environment, what: str) -> None:
     environment.install(harmless="", spoiler=SPOILERS[what], importer="import spoiler\nimport json\n")
     template = start("harmless", "importer", "random")
     message = heard(template)
@@ -183,21 +186,23 @@ def test_a_template_that_cannot_be_forked_names_its_culprits(
     assert isinstance(message["why"], str)
 
 
-def test_a_file_that_is_open_only_during_an_import_spoils_nothing(start: Callable[..., TemplateProcess], environment: Environment) -> None:
+def test_a_file_that_is_open_only_during_an_import_spoils_nothing(start: Start, environment: Environment) -> None:
     environment.install(reads="import os\nwith open(os.devnull):\n    import harmless\n", harmless="")
     assert "reads" in facts_of(start("reads"))["tops"]
 
 
 @pytest.mark.parametrize("flags", [(), ("-S", "-E"), ("-X", "utf8"), ("-W", "error"), ("-O", "-B", "-s")])
-def test_a_template_has_the_flags_of_the_program(start: Callable[..., TemplateProcess], flags: tuple[str, ...]) -> None:
+def test_a_template_has_the_flags_of_the_program(start: Start, flags: tuple[str, ...]) -> None:
     template = start("json", flags=flags)
     facts_of(template)
     command = Path(f"/proc/{template.child.pid}/cmdline").read_text().split("\0")
     assert tuple(command[1 : 1 + len(flags)]) == flags
 
 
-def test_a_template_that_dies_names_the_module_and_its_last_words(start: Callable[..., TemplateProcess], environment: Environment) -> None:
-    environment.install(harmless="", kills="import os, sys\nsys.stderr.write('x' * 500 + 'last words\\n')\nos.abort()\n")
+def test_a_template_that_dies_names_the_module_and_its_last_words(start: Start, environment: Environment) -> None:
+    environment.install(
+        harmless="", kills="import os, sys\nsys.stderr.write('x' * 500 + 'last words\\n')\nos.abort()\n"
+    )
     template = start("harmless", "kills", "json")
     assert heard(template) is None
     assert template.last_module() == "kills"
@@ -219,7 +224,7 @@ def test_a_python_that_is_too_old_or_none_ends_before_its_first_module(tmp_path:
         TemplateProcess(str(tmp_path / "nothing"), [], {}, ["json"], **how)
 
 
-def test_a_template_leads_a_group_of_its_own_takes_memory_and_waits(start: Callable[..., TemplateProcess], tmp_path: Path) -> None:
+def test_a_template_leads_a_group_of_its_own_takes_memory_and_waits(start: Start, tmp_path: Path) -> None:
     template = start("json")
     facts_of(template)
     pid = template.child.pid
@@ -233,7 +238,7 @@ def test_a_template_leads_a_group_of_its_own_takes_memory_and_waits(start: Calla
 
 
 def test_a_template_that_is_closed_is_gone_with_what_its_imports_have_started(
-    start: Callable[..., TemplateProcess], environment: Environment, tmp_path: Path
+    start: Start, environment: Environment, tmp_path: Path
 ) -> None:
     code = f"import subprocess\nprocess = subprocess.Popen(['sleep', '1000'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(process.pid))\n"
     environment.install(starts=code)
@@ -254,7 +259,145 @@ def test_a_template_that_is_closed_is_gone_with_what_its_imports_have_started(
         os.close(pidfd)
 
 
-def test_a_program_of_a_template_outlives_it(start: Callable[..., TemplateProcess], tmp_path: Path) -> None:
-    """A fork is given its first words by hand here, as `trims exec` and the host do."""
+class Fork:
+    """Program that a template has forked, as `trims exec` and the template's host have it."""
+
+    def __init__(self, template: TemplateProcess, code: str, folder: Path, **plan: Any) -> None:
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.settimeout(WAIT_S)
+        given, self.input = os.pipe()
+        self.output, taken = os.pipe()
+        words = ["-c", code, "word"]
+        plan = {
+            "argv": ["python", *words], "arguments": words, "comm": "program", "folder": str(folder), "numbers": [0, 1],
+            "environment": {"A": "1"}, "blocked": [], "ignored": [], "umask": 0o027, **plan,
+        }  # fmt: skip
+        where = os.open(folder, os.O_PATH)
+        try:
+            send(template.child.socket, {**plan, "op": "fork"}, [theirs.fileno(), where, given, taken], long=True)
+        finally:
+            theirs.close()
+            for fd in (where, given, taken):
+                os.close(fd)
+        found = received(template)
+        assert found is not None
+        self.answer, (self.pidfd,) = found
+
+    def begin(self) -> bytes:
+        """Have the program begin. Return its answer."""
+        self.ours.send(GO)
+        return self.ours.recv(1 << 12)
+
+    def end_input(self) -> None:
+        """Let the program's standard input end."""
+        os.close(self.input)
+        self.input = os.open(os.devnull, os.O_RDONLY)
+
+    def has_ended(self) -> bool:
+        """Wait for the end of the program."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(WAIT_S * 1000))
+
+    def read(self) -> str:
+        """Return all that the program writes, once it has ended."""
+        with open(self.output, closefd=False) as file:
+            return file.read()
+
+    def close(self) -> None:
+        """Kill the program if it is still there."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.ours.close()
+        for fd in (self.input, self.output, self.pidfd):
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):  # where this process adopts what others leave
+            os.waitpid(self.answer["pid"], 0)
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[MakeFork]:
+    made: list[Fork] = []
+
+    def make(template: TemplateProcess, code: str, **plan: Any) -> Fork:
+        made.append(Fork(template, code, tmp_path / "program", **plan))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+SHOWS = "import json, os, sys; print(sys.argv, os.environ, os.umask(0), os.getcwd(), os.getpgid(0) == os.getpid())\n"
+
+
+def test_a_program_that_is_forked_has_what_its_caller_gives(start: Start, fork: MakeFork, tmp_path: Path) -> None:
     template = start("json")
     facts_of(template)
+    program = fork(template, SHOWS + "import queue; print(sys.stdin.read()); sys.exit(5)")
+    assert program.answer["op"] == "forked"
+    assert program.begin() == READY
+    os.write(program.input, b"words")
+    program.end_input()
+    assert program.has_ended()
+    shown = f"['-c', 'word'] environ({{'A': '1'}}) {0o027} {tmp_path}/program True\nwords\n"
+    assert program.read() == shown
+    ended = heard(template)
+    assert ended is not None
+    modules = ended.pop("modules")
+    assert ended == {"op": "ended", "pid": program.answer["pid"], "status": 5}
+    assert "queue" in modules
+    assert "json" not in modules
+
+
+def test_a_program_whose_caller_never_begins_does_nothing(start: Start, fork: MakeFork) -> None:
+    template = start("json")
+    facts_of(template)
+    program = fork(template, SHOWS)
+    program.ours.close()
+    assert program.has_ended()
+    assert program.read() == ""
+
+
+def test_a_fork_that_cannot_have_its_surroundings_says_why_and_ends(start: Start, fork: MakeFork) -> None:
+    template = start("json")
+    facts_of(template)
+    program = fork(template, SHOWS, affinity=[100_000])
+    program.ours.send(GO)
+    assert program.ours.recv(1 << 12) not in (READY, b"")
+    assert program.has_ended()
+    assert program.read() == ""
+
+
+def test_a_program_outlives_its_template(start: Start, fork: MakeFork) -> None:
+    template = start("json")
+    facts_of(template)
+    program = fork(template, "import sys; print(sys.stdin.readline())")
+    assert program.begin() == READY
+    template.close()
+    os.write(program.input, b"words\n")
+    assert program.has_ended()
+    assert program.read() == "words\n\n"
+
+
+def test_a_program_stops_and_goes_on_and_its_template_reports_it(start: Start, fork: MakeFork) -> None:
+    template = start("json")
+    facts_of(template)
+    program = fork(template, "import sys; sys.stdin.readline()")
+    assert program.begin() == READY
+    pid = program.answer["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert heard(template) == {"op": "stopped", "pid": pid, "signal": signal.SIGSTOP}
+    os.kill(pid, signal.SIGKILL)
+    ended = heard(template)
+    assert ended is not None
+    assert (ended["op"], ended["pid"], ended["status"]) == ("ended", pid, -signal.SIGKILL)
+
+
+def test_what_is_no_message_ends_a_template(start: Start) -> None:
+    template = start("json")
+    facts_of(template)
+    template.child.socket.send(b"no message")
+    assert heard(template) is None
+    assert template.child.reap() == 70
+    assert "BadMessageError" in template.last_words()
