@@ -526,9 +526,7 @@ def test_a_library_whose_handler_of_forks_crashes_has_no_template(
     programs.write("script.py", "import crashes; print('program')")
     words = (environment.python, "script.py")
     assert programs.run(*words).stdout == "program\n"
-    until(
-        lambda: programs.templates() == [] or programs.templates()[0]["state"] == "ready", "it is being made for ever"
-    )
+    until(lambda: all(each["state"] == "ready" for each in programs.templates()), "it is being made for ever")
     ended = programs.run(*words, options=("--why",))
     assert (ended.returncode, ended.stdout) == (0, "program\n")
     if programs.templates():
