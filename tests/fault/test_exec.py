@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import random
 import select
 import shutil
 import signal
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -661,3 +664,57 @@ def test_a_program_in_another_mount_namespace_starts_as_ever(programs: Programs)
     command = ["unshare", "--mount", *programs.command(["python", "script.py"], "--why")]
     ended = programs.alone(*command)
     assert (ended.stdout, "another mount namespace" in ended.stderr) == ("program\n", True)
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def crowd(programs: Programs, count: int, at_once: int, harm: Callable[[int, subprocess.Popen[str]], bool]) -> None:
+    """Start many programs, each of which writes a file of its own; a harmed one may have written it or not."""
+    programs.write(
+        "marks.py", "import json, os, sys\nos.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))\nprint(sys.argv[1])\n"
+    )
+    programs.learn("python", "marks.py", "first")
+
+    def one(number: int) -> None:
+        with programs.start("python", "marks.py", f"mark {number}") as process:
+            harmed = harm(number, process)
+            out, error = process.communicate(timeout=DEADLINE_S)
+            if not harmed:
+                assert (process.returncode, out, error) == (0, f"mark {number}\n", ""), number
+
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(one, range(count)))
+    until(lambda: [line for line in programs.processes().values() if "marks.py" in line] == [], "a program is left")
+
+
+def zombies_of(programs: Programs) -> list[int]:
+    """Return the processes of this daemon's programs that have ended and were not waited for."""
+    return [pid for pid in programs.processes() if state_of(pid) == "Z"]
+
+
+def test_forty_programs_ten_at_once_all_start_from_the_template(programs: Programs) -> None:
+    crowd(programs, 40, 10, lambda *_: False)
+    (template,) = programs.templates()
+    assert template["starts"] == 40
+    assert zombies_of(programs) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_thousand_programs_fifty_at_once_with_callers_and_templates_killed(programs: Programs) -> None:
+    chance = random.Random(34)
+
+    def harm(number: int, process: subprocess.Popen[str]) -> bool:
+        if number % 200 == 199:
+            for each in programs.templates():
+                if each["state"] == "ready":
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(each["pid"], signal.SIGKILL)
+        if number % 10 == 3:
+            time.sleep(chance.random() / 10)
+            process.kill()
+        return number % 10 == 3
+
+    crowd(programs, 1000, 50, harm)
+    assert zombies_of(programs) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,11 @@ def echo(peer: Peer) -> None:
             peer.say({"id": request["id"], "asked": request})
     except ConnectionError:
         return
+
+
+def hear(peer: Peer) -> None:
+    """Hear one request, and end."""
+    peer.hear()
 
 
 def test_each_request_has_a_number_of_its_own_and_an_answer(server: Server) -> None:
@@ -139,7 +145,7 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(server: Server) -> None
 
 
 def test_a_daemon_that_ends_in_place_of_an_answer_is_lost(server: Server) -> None:
-    server.serves(greets(lambda peer: None if peer.hear() else None))
+    server.serves(greets(hear))
     door = Door.open(server.path, WAIT_S)
     with pytest.raises(LostPeerError):
         door.ask({"op": "templates"})
@@ -148,7 +154,7 @@ def test_a_daemon_that_ends_in_place_of_an_answer_is_lost(server: Server) -> Non
 
 
 def test_the_end_of_a_session_is_noticed_without_a_request(server: Server) -> None:
-    server.serves(greets(lambda peer: peer.hear() and None))
+    server.serves(greets(hear))
     door = Door.open(server.path, WAIT_S)
     assert not door.has_ended()
     door.sock.settimeout(WAIT_S)
@@ -159,13 +165,16 @@ def test_the_end_of_a_session_is_noticed_without_a_request(server: Server) -> No
 
 
 def test_what_a_daemon_says_by_itself_is_no_end(server: Server) -> None:
+    greeted = threading.Event()
+
     def talk(peer: Peer) -> None:
+        assert greeted.wait(WAIT_S)
         peer.say({"event": "x"})
         echo(peer)
 
     server.serves(greets(talk))
     door = Door.open(server.path, WAIT_S)
-    _socket.socket.settimeout(door.sock, WAIT_S)
+    greeted.set()
     door.sock.recv(1, socket.MSG_PEEK)
     assert not door.has_ended()
     assert door.ask({"op": "templates"})["id"] == 1

@@ -9,7 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.errors import BadMessageError
-from trims.wire.messages import Attach, Close, Hello, Open, Resume, Workspace, parse_request
+from trims.wire.messages import (
+    Attach,
+    Close,
+    Forget,
+    Hello,
+    Open,
+    Program,
+    Resume,
+    Template,
+    Templates,
+    Workspace,
+    parse_request,
+)
+
+KEY = "0123456789abcdef" * 2
+PROGRAM: dict[str, Any] = {"op": "program", "id": 1, "key": KEY}
+TEMPLATE: dict[str, Any] = {"op": "template", "id": 1, "key": KEY, "address": "a", "pid": 2, "nbytes": 3, "modules": 4}
 
 GOOD: list[tuple[dict[str, Any], object]] = [
     ({"op": "hello", "protocol": 1, "agent": "a"}, Hello(1, "a")),
@@ -28,6 +44,17 @@ GOOD: list[tuple[dict[str, Any], object]] = [
     ({"op": "attach", "id": 5, "lease": 4}, Attach(5, 4)),
     ({"op": "workspace", "id": 6, "lease": 4, "nbytes": 1 << 40}, Workspace(6, 4, 1 << 40)),
     ({"op": "resume", "id": 7, "key": "k", "place": "cpu"}, Resume(7, "k", "cpu")),
+    (PROGRAM, Program(1, KEY, "")),
+    ({**PROGRAM, "name": "x.py", "unread": {"TERM": "x", "": "/"}}, Program(1, KEY, "x.py", {"TERM": "x", "": "/"})),
+    (TEMPLATE, Template(1, KEY, "a", 2, 3, 4, reads=[])),
+    (
+        {**TEMPLATE, "left_out": {"m": "why"}, "reads": ["TERM", ""]},
+        Template(1, KEY, "a", 2, 3, 4, {"m": "why"}, ["TERM", ""]),
+    ),
+    ({"op": "template", "id": 1, "key": KEY, "unfit": "why"}, Template(1, KEY, unfit="why")),
+    ({"op": "templates", "id": 8}, Templates(8)),
+    ({"op": "forget", "id": 9}, Forget(9, None)),
+    ({"op": "forget", "id": 9, "template": "x.py"}, Forget(9, "x.py")),
 ]
 
 
@@ -70,6 +97,24 @@ OPEN = {"op": "open", "id": 1, "model": "m"}
         ({"op": "close", "id": None, "lease": 1}, "'id' must be a whole number"),
         ({"op": "close"}, "'lease' must be a whole number"),
         ({"op": "workspace", "id": 1, "lease": 1, "nbytes": -1}, "'nbytes' must be a whole number"),
+        ({"op": "program", "id": 1}, "'key' must be 32 hexadecimal digits"),
+        ({**PROGRAM, "key": KEY[1:]}, "'key' must be 32 hexadecimal digits"),
+        ({**PROGRAM, "key": KEY.upper()}, "'key' must be 32 hexadecimal digits"),
+        ({**PROGRAM, "key": KEY + "\n"}, "'key' must be 32 hexadecimal digits"),
+        ({**PROGRAM, "key": 1}, "'key' must be text"),
+        ({**PROGRAM, "name": 1}, "'name' must be text"),
+        ({**PROGRAM, "unread": ["TERM"]}, "'unread' must be an object"),
+        ({**PROGRAM, "unread": {"TERM": 1}}, "'unread' must be an object"),
+        ({**TEMPLATE, "pid": None}, "'pid' must be a whole number"),
+        ({**TEMPLATE, "nbytes": 1.5}, "'nbytes' must be a whole number"),
+        ({**TEMPLATE, "modules": -1}, "'modules' must be a whole number"),
+        ({**TEMPLATE, "left_out": {"m": None}}, "'left_out' must be an object"),
+        ({**TEMPLATE, "reads": "TERM"}, "'reads' must be a list"),
+        ({**TEMPLATE, "reads": [1]}, "'reads' must be a list"),
+        ({**TEMPLATE, "unfit": "why"}, "unknown field 'address'"),
+        ({"op": "template", "id": 1, "key": KEY, "unfit": 1}, "'unfit' must be text"),
+        ({"op": "templates"}, "'id' must be a whole number"),
+        ({"op": "forget", "id": 1, "template": 1}, "'template' must be text"),
     ],
 )
 def test_a_message_that_is_wrong_is_refused_by_its_field(message: dict[str, Any], words: str) -> None:
@@ -85,12 +130,35 @@ def test_the_longest_name_and_deadline_pass() -> None:
 
 
 VALUES = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+    st.just(KEY)
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=2)
 )
-OPERATIONS = st.sampled_from(["open", "prefetch", "close", "attach", "workspace", "hello", "resume"]) | VALUES
+OPERATIONS = VALUES | st.sampled_from(
+    [
+        "open",
+        "prefetch",
+        "close",
+        "attach",
+        "workspace",
+        "hello",
+        "resume",
+        "program",
+        "template",
+        "templates",
+        "forget",
+    ]
+)
 FIELDS = st.sampled_from(
-    ["id", "model", "path", "place", "deadline_s", "lease", "nbytes", "protocol", "agent", "key", "instead_of"]
-)
+    [
+        "id", "model", "path", "place", "deadline_s", "lease", "nbytes", "protocol", "agent", "key", "instead_of",
+        "name", "unread", "address", "pid", "modules", "left_out", "reads", "unfit", "template",
+    ]
+)  # fmt: skip
 
 
 @given(OPERATIONS, st.dictionaries(FIELDS, VALUES, max_size=6))
@@ -99,4 +167,6 @@ def test_any_message_is_a_request_or_a_bad_message(operation: object, fields: di
         parsed = parse_request({**fields, "op": operation})
     except BadMessageError:
         return
-    assert isinstance(parsed, Hello | Open | Resume | Close | Attach | Workspace)
+    assert isinstance(
+        parsed, Hello | Open | Resume | Close | Attach | Workspace | Program | Template | Templates | Forget
+    )
