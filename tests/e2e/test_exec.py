@@ -6,6 +6,8 @@ import re
 import resource
 import signal
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,6 @@ from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
@@ -181,8 +182,6 @@ def test_each_form_of_a_command_does_what_it_does_alone(programs: Programs, what
 
 
 def test_a_script_with_a_python_in_its_first_line_is_itself(programs: Programs) -> None:
-    import sys
-
     name = programs.write(
         "tool",
         f"#!{sys.executable} -B\nimport sys\nprint(sys.argv, sys.orig_argv, sys.flags)\n"
@@ -193,6 +192,27 @@ def test_a_script_with_a_python_in_its_first_line_is_itself(programs: Programs) 
     ended = programs.run("./tool", "x", options=("--why",))
     assert FORKED in ended.stderr
     assert outcome(ended) == outcome(programs.alone("./tool", "x"))
+
+
+#: First lines of scripts, as people and installers write them.
+LINES = {
+    "direct": "{python}",
+    "by env": "/usr/bin/env python3",
+    "of an installer": "/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''",
+}
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_a_script_has_the_name_that_its_first_line_gives_it(programs: Programs, what: str) -> None:
+    code = "import sys\nprint(open('/proc/self/comm').read(), sys.argv, sys.executable)\n"
+    name = programs.write("tool", f"#!{LINES[what].format(python=sys.executable)}\n{code}")
+    (programs.folder / name).chmod(0o755)
+    env = {"PATH": f"{Path(sys.executable).parent}:{programs.env['PATH']}"}
+    alone = outcome(programs.alone("./tool", env=env))
+    assert outcome(programs.learn("./tool", env=env)) == alone
+    ended = programs.run("./tool", options=("--why",), env=env)
+    assert FORKED in ended.stderr
+    assert outcome(ended) == alone
 
 
 def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:

@@ -134,8 +134,7 @@ def test_a_signal_reaches_a_program_whose_template_was_killed(
     os.kill(programs.templates()[0]["pid"], signal.SIGKILL)
     until(lambda: programs.templates() == [], "a dead template is listed")
     waiting.send_signal(signal.SIGTERM)
-    waiting.communicate(timeout=DEADLINE_S)
-    assert waiting.returncode == -signal.SIGTERM
+    assert waiting.wait(DEADLINE_S) == -signal.SIGTERM
     assert not is_there(pid)
 
 
@@ -476,6 +475,7 @@ SPOILERS = {
     "opens a connection": "import socket\npair = socket.socketpair()\n",
     "keeps a file open": "import os\nfile = open(os.devnull)\n",
     "prints": "print('hello from the library')\n",
+    "starts a process": "import subprocess\nprocess = subprocess.Popen(['sh', '-c', 'exit 3'])\n",
     "traces": "import sys\nsys.settrace(lambda *what: None)\n",
 }
 

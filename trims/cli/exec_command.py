@@ -43,14 +43,19 @@ def launch(words: Sequence[str]) -> int | None:
             return None
     if index == len(words):
         return None
+    return _start(words[index:], given)
+
+
+def _start(words: Sequence[str], how: dict[str, Any]) -> int:
+    """Start a program. Return an exit status if it cannot be started, as a shell's."""
     from trims.programs.launch import Launch
 
     try:
-        Launch(words[index:], **given).run()
+        Launch(words, **how).run()
     except OSError as error:
-        sys.stderr.write(f"trims exec: {words[index]}: {error.strerror}\n")
+        sys.stderr.write(f"trims exec: {words[0]}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
-    return None
+    return 0
 
 
 def _take(given: dict[str, Any], word: str, value: str) -> bool:
@@ -104,13 +109,8 @@ def _run(options: argparse.Namespace) -> int:
         return _write_kernel(options)
     if not options.words:
         raise CallerError("no command is given: trims exec -- python app.py")
-    from trims.programs.launch import Launch
-
-    Launch(
-        options.words, runtime_dir=options.runtime_dir or "", why=options.why, keep_alive_s=options.keep_alive,
-        ignored=options.ignore,
-    ).run()  # fmt: skip
-    raise AssertionError("a start does not return")
+    how = {"runtime_dir": options.runtime_dir or "", "why": options.why, "ignored": options.ignore}
+    return _start(options.words, {**how, "keep_alive_s": options.keep_alive})
 
 
 def _forget(options: argparse.Namespace) -> int:
@@ -121,6 +121,17 @@ def _forget(options: argparse.Namespace) -> int:
     ]
     say_done(options, f"{len(ended)} template{'' if len(ended) == 1 else 's'} ended", ended=ended)
     return 0
+
+
+def _is_ours(text: str, command: Sequence[str]) -> bool:
+    """Return whether the specification of a kernel starts it by this command."""
+    import json
+
+    try:
+        spec = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(spec, dict) and spec.get("argv", [])[:2] == command[:2]
 
 
 #: Variables that a notebook server sets for each kernel: the process and the notebook it belongs to.
@@ -138,8 +149,8 @@ def _write_kernel(options: argparse.Namespace) -> int:
     from trims.cli.output import say_done
     from trims.core.errors import CallerError
 
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", options.kernel):
-        raise CallerError(f"{options.kernel!r} is no name of a kernel: letters, digits, '.', '_' and '-' are allowed")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", options.kernel):
+        raise CallerError(f"{options.kernel!r} is no name of a kernel: letters, digits, '_', and then '.' and '-' too")
     python = shutil.which((options.words or ["python3"])[0])
     if python is None or len(options.words) > 1:
         raise CallerError(f"--kernel takes one Python, and {' '.join(options.words) or 'python3'!r} is none")
@@ -147,7 +158,7 @@ def _write_kernel(options: argparse.Namespace) -> int:
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     folder = Path(os.environ.get("JUPYTER_DATA_DIR") or os.path.join(data, "jupyter")) / "kernels" / options.kernel
     file = folder / "kernel.json"
-    if file.exists() and json.loads(file.read_text()).get("argv", [])[:2] != ours[:2]:
+    if file.exists() and not _is_ours(file.read_text(), ours):
         raise CallerError(f"{file} is the specification of another kernel; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     command = [*ours, "--", os.path.abspath(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -66,8 +66,8 @@ class ProgramTemplates:
         #: Variables that the imports of a program read although most do not (see `Program.unread`).
         self._reads: dict[tuple[int, str], tuple[str, ...]] = {}
         self._by_session: dict[int, _Known] = {}
-        #: Programs that can have no template: why, and until when.
-        self._unfit: dict[_Place, tuple[str, float]] = {}
+        #: Programs that can have no template: why, until when, and their names.
+        self._unfit: dict[_Place, tuple[str, float, str]] = {}
         self._mounts = os.readlink("/proc/self/ns/mnt")
 
     def answer(self, connection: Connection, request: Program | Template | Templates | Forget) -> Message:
@@ -93,7 +93,7 @@ class ProgramTemplates:
             return {"state": "ready", "address": known.address}
         if known is not None:
             return {"state": "aside", "why": f"its template is being made of process {known.maker}"}
-        why, until_s = self._unfit.get(place, ("", 0.0))
+        why, until_s, _ = self._unfit.get(place, ("", 0.0, ""))
         if time.monotonic() < until_s:
             return {"state": "aside", "why": why}
         if len(self._known) >= _MOST:
@@ -159,17 +159,19 @@ class ProgramTemplates:
     def _note_unfit(self, known: _Known, why: str) -> None:
         while len(self._unfit) >= _MOST_UNFIT:
             del self._unfit[next(iter(self._unfit))]
-        self._unfit[known.place] = (why, time.monotonic() + _UNFIT_S)
+        self._unfit[known.place] = (why, time.monotonic() + _UNFIT_S, known.name)
 
     def _of(self, uid: int) -> list[_Known]:
         return [each for each in self._known.values() if each.uid == uid]
 
     def _forget(self, uid: int, wanted: str | None) -> list[str]:
         """End templates. Raises CallerError if none is meant. Return their keys."""
-        found = [
-            each for each in self._of(uid) if wanted is None or each.key.startswith(wanted) or each.name == wanted
-        ]  # fmt: skip
-        unfit = [place for place in self._unfit if place[0] == uid and (wanted is None or place[1].startswith(wanted))]
+
+        def is_meant(key: str, name: str) -> bool:
+            return wanted is None or key.startswith(wanted) or name == wanted
+
+        found = [each for each in self._of(uid) if is_meant(each.key, each.name)]
+        unfit = [place for place, (_, _, name) in self._unfit.items() if place[0] == uid and is_meant(place[1], name)]
         if wanted is not None and not found and not unfit:
             raise CallerError(f"there is no template {wanted!r}; `trims ps --templates` lists all")
         for place in unfit:

@@ -90,14 +90,14 @@ def program_of(command: Sequence[str], environment: Mapping[str, str]) -> Progra
         raise NotAProgram("no such command")
     if _is_interpreter(path):
         return Program(path, command, os.path.basename(path))
-    line = _interpreter_line(path)
+    line, direct = _interpreter_line(path)
     if not line:
         raise NotAProgram(f"{command[0]} is no Python program")
-    interpreter = _found(line[0], environment)
+    interpreter = None if direct and not line[0].startswith("/") else _found(line[0], environment)
     if interpreter is None or not _is_interpreter(interpreter):
         raise NotAProgram(f"{command[0]} is a program of {line[0]}, which is no Python")
     script = command[0] if "/" in command[0] else path  # as the kernel is given it
-    return Program(interpreter, [*line, script, *command[1:]], os.path.basename(path))
+    return Program(interpreter, [*line, script, *command[1:]], os.path.basename(path if direct else interpreter))
 
 
 def _found(name: str, environment: Mapping[str, str]) -> str | None:
@@ -127,24 +127,28 @@ def _is_interpreter(path: str) -> bool:
         return False
 
 
-def _interpreter_line(path: str) -> list[str]:
-    """Return the words of a script's first line, as the kernel and `env` take them; empty for what is no script."""
+def _interpreter_line(path: str) -> tuple[list[str], bool]:
+    """Return the words that start a script, none for what is no script, and whether the kernel itself takes them.
+
+    The others are taken by `env`, or by a shell.
+    """
     try:
         with open(path, "rb") as file:
             lines = file.read(_HEAD_BYTES).split(b"\n")
     except OSError:
-        return []
-    if not lines[0].startswith(b"#!") or len(lines[0]) > _LINE_BYTES:
-        return []
-    words = os.fsdecode(lines[0][2:].strip()).split(None, 1)
-    if words == ["/bin/sh"] and len(lines) > 1:
-        return _installers_line(os.fsdecode(lines[1]))
-    if words and os.path.basename(words[0]) == "env":
-        rest = words[1:] and words[1].split()
-        if rest and rest[0] == "-S":
-            return rest[1:]
-        return rest if len(rest) == 1 and not rest[0].startswith("-") and "=" not in rest[0] else []
-    return [word.rstrip() for word in words]
+        return [], True
+    if not lines[0].startswith(b"#!") or len(lines[0]) >= _LINE_BYTES or len(lines) == 1:
+        return [], True
+    interpreter, _, argument = os.fsdecode(lines[0][2:]).strip(" \t").replace("\t", " ").partition(" ")
+    argument = argument.strip(" ")
+    if interpreter == "/bin/sh" and not argument:
+        return _installers_line(os.fsdecode(lines[1])), False
+    if os.path.basename(interpreter) == "env":
+        words = argument.split(" ")
+        if words[0] == "-S":
+            return argument.split()[1:], False
+        return ([] if len(words) > 1 or argument.startswith("-") or "=" in argument else words), False
+    return [interpreter, *([argument] if argument else [])], True
 
 
 def _installers_line(line: str) -> list[str]:
@@ -162,6 +166,8 @@ def _parsed(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     while index < len(argv):
         word = argv[index]
         if word == "--":
+            if argv[index + 1 : index + 2] and argv[index + 1].startswith("-") and argv[index + 1] != "-":
+                raise NotAProgram(f"the program is a file named {argv[index + 1]}")
             index += 1
             break
         if word == "-" or not word.startswith("-"):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-#: Endings of the files that a module may be imported from, in the order in which Python looks for them.
-_SUFFIXES = (".py", ".pyc", *EXTENSION_SUFFIXES)
 _State = tuple[int, int, int]
 #: Granularity of the times of files, in nanoseconds: one that is as young as a look at it may have changed since.
 _COARSE_NS = 20_000_000
@@ -64,7 +61,7 @@ def site_files(prefix: str, folders: Iterable[str]) -> list[str]:
     return found
 
 
-def shadow(folder: str, modules: Mapping[str, str], missing: Iterable[str]) -> str | None:
+def shadow(folder: str, modules: Mapping[str, str], missing: Iterable[str], suffixes: Sequence[str]) -> str | None:
     """Return the name in a folder that a program would have imported in the place of a template's module.
 
     Args:
@@ -72,6 +69,7 @@ def shadow(folder: str, modules: Mapping[str, str], missing: Iterable[str]) -> s
         modules: Modules of the top level that the template has found on its path, and their files; empty text for a
             package that is spread over folders.
         missing: Modules that it has looked for in vain.
+        suffixes: Endings of the files that its Python imports modules from.
     """
     wanted = frozenset(missing)
     try:
@@ -83,15 +81,15 @@ def shadow(folder: str, modules: Mapping[str, str], missing: Iterable[str]) -> s
             stem, dot, _ = entry.name.partition(".")
             if stem not in modules and stem not in wanted:
                 continue
-            if dot and entry.name[len(stem) :] in _SUFFIXES and os.path.dirname(modules.get(stem, "")) != folder:
+            if dot and entry.name[len(stem) :] in suffixes and os.path.dirname(modules.get(stem, "")) != folder:
                 return entry.path
-            if not dot and entry.is_dir() and _is_found(entry.path, modules.get(stem, "")):
+            if not dot and entry.is_dir() and _is_found(entry.path, modules.get(stem, ""), suffixes):
                 return entry.path
     return None
 
 
-def _is_found(folder: str, file: str) -> bool:
+def _is_found(folder: str, file: str, suffixes: Sequence[str]) -> bool:
     """Return whether a folder is imported as a package in the place of the one with this file."""
     if file.startswith(f"{folder}/"):
         return False
-    return not file or any(os.path.exists(os.path.join(folder, f"__init__{suffix}")) for suffix in _SUFFIXES)
+    return not file or any(os.path.exists(os.path.join(folder, f"__init__{suffix}")) for suffix in suffixes)

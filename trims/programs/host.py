@@ -414,13 +414,14 @@ class Host:
 
     def _objection(self, template: TemplateProcess, folder: str) -> str:
         """Return why a program in a folder must not be forked from the template; empty text if it may be."""
+        facts = template.facts
         assert self._files is not None
-        assert template.facts is not None
+        assert facts is not None
         changed = self._files.changed()
         if changed is not None:
             return f"{changed} has changed since the template was made"
-        for each in (folder, *template.facts["paths"]):
-            found = shadow(each, template.facts["tops"], template.facts["missing"])
+        for each in (folder, *facts["paths"]):
+            found = shadow(each, facts["tops"], facts["missing"], facts["suffixes"])
             if found is not None:
                 return f"{found} comes before a module of the template"
         return ""

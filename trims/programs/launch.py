@@ -8,6 +8,8 @@ from __future__ import annotations
 
 # The C module under `socket`: see `trims.process.messages`.
 import _socket as socket
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -118,7 +120,15 @@ class Launch:
         self._say(f"started as ever: {why}")
         for number in _PYTHONS:
             signal.signal(number, signal.SIG_DFL)
-        os.execvp(self._command[0], self._command)
+        try:
+            os.execvp(self._command[0], self._command)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        import shutil
+
+        path = shutil.which(self._command[0]) or self._command[0]
+        os.execv("/bin/sh", ["/bin/sh", path, *self._command[1:]])  # as `execvp` of C does with a script of no kind
 
     # -- the first run ---------------------------------------------------------------------------------------------
 
@@ -137,7 +147,7 @@ class Launch:
         boot = os.memfd_create("trims-boot", 0)
         first = {
             "path": program.interpreter, "argv": program.argv, "arguments": program.arguments, "folder": _INSIDE,
-            "names": names, "boot": boot,
+            "comm": program.comm, "names": names, "boot": boot,
         }  # fmt: skip
         os.write(boot, BOOT.format(plan=first, oldest=OLDEST).encode("utf-8", "surrogateescape"))
         os.set_inheritable(names, True)
@@ -151,16 +161,15 @@ class Launch:
         numbers = _inherited()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            conn, pid, pidfd, facts = self._fork(program, address, numbers, blocked)
+            conn, pid, pidfd = self._fork(program, address, numbers, blocked)
         except (TrimsError, OSError) as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._step_aside(str(error))
-        self._say(f"forked from a template with {facts['modules']} modules{_left_out(facts)}")
         from trims.programs.relay import Relay
 
         Relay(conn, pid, pidfd, numbers).run()
 
-    def _fork(self, program: Program, address: str, numbers: list[int], blocked: set[Any]) -> tuple[Any, int, int, Any]:
+    def _fork(self, program: Program, address: str, numbers: list[int], blocked: set[Any]) -> tuple[Any, int, int]:
         """Have the template fork the program, and begin it. Raises TrimsError, OSError: it has not begun."""
         if len(numbers) > _MOST_DESCRIPTORS:
             raise OSError(f"{len(numbers)} files are open, and {_MOST_DESCRIPTORS} are the most that can be passed on")
@@ -181,15 +190,17 @@ class Launch:
         answer, fds = _received(conn)
         if answer["op"] != "ready":
             raise OSError(answer.get("why") or "the template refuses")
+        self._say(f"forked from a template with {answer['modules']} modules{_left_out(answer)}")
         _begin(ours)
-        return conn, answer["pid"], fds[0], answer
+        return conn, answer["pid"], fds[0]
 
 
 def _begin(ours: Any) -> None:
     """Have the fork begin. Raises OSError if it has not."""
     ours.settimeout(_FORK_S)
     try:
-        ours.send(_GO)
+        with contextlib.suppress(BrokenPipeError):  # the fork has ended, and may have said why
+            ours.send(_GO)
         answer = ours.recv(1 << 12)
     finally:
         ours.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import LostPeerError
 from trims.process import messages
 from trims.process.child import Child, Ties
 from trims.process.python import LOAD_PACKAGES, run_code
@@ -76,8 +79,14 @@ class TemplateProcess:
             os.close(self._output)
             os.close(self._progress)
             raise
-        message = {"op": "import", "modules": self.modules, "own": own, "folder": folder, "unread": list(unread)}
-        messages.send(self.child.socket, message, long=True)
+        try:
+            message = {"op": "import", "modules": self.modules, "own": own, "folder": folder, "unread": list(unread)}
+            messages.send(self.child.socket, message, long=True)
+        except LostPeerError:
+            pass  # it has ended, which is heard next
+        except BaseException:
+            self.close()
+            raise
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Return its next message; None once it is gone."""
@@ -99,7 +108,10 @@ class TemplateProcess:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 
     def close(self) -> None:
-        """End it. Its programs live on. Idempotent."""
+        """End it, and what its imports have started. Its programs live on. Idempotent."""
+        if self.child.status is None:
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(self.child.pid, signal.SIGKILL)
         self.child.close()
         for fd in (self._output, self._progress):
             if fd >= 0:

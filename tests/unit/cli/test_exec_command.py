@@ -114,14 +114,11 @@ def run(folder: Path, *words: str, **how: Any) -> subprocess.CompletedProcess[st
         ("./file", 126),
         ("./folder", 126),
         ("./file/x", 126),
-        ("./text", 126),
     ],
 )
 def test_a_command_that_cannot_be_started_ends_as_in_a_shell(folder: Path, command: str, status: int) -> None:
     (folder / "file").write_text("#!/bin/sh\n")
     (folder / "folder").mkdir()
-    (folder / "text").write_text("no program\n")
-    (folder / "text").chmod(0o755)
     ended = run(folder, "--", command)
     assert (ended.returncode, ended.stdout) == (status, "")
     assert len(ended.stderr.splitlines()) == 1
@@ -257,3 +254,30 @@ def test_templates_are_listed_in_a_table(monkeypatch: pytest.MonkeyPatch, capsys
         assert word in row
     assert main(["ps", "--templates", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [template]
+
+
+def test_an_executable_without_a_first_line_is_run_by_a_shell(folder: Path) -> None:
+    (folder / "text").write_text("exit 9\n")
+    (folder / "text").chmod(0o755)
+    assert run(folder, "--", "./text").returncode == 9
+
+
+@pytest.mark.parametrize("options", [(), ("--keep-alive=5",)])
+def test_a_missing_command_has_one_exit_status(folder: Path, options: tuple[str, ...]) -> None:
+    assert run(folder, *options, "--", "no-such-command").returncode == 127
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}"])
+def test_a_specification_that_is_not_ours_is_kept(folder: Path, text: str) -> None:
+    file = folder / "kernels" / "k" / "kernel.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    ended = run(folder, "--kernel", "k", env={**os.environ, "JUPYTER_DATA_DIR": str(folder)})
+    assert (ended.returncode, file.read_text()) == (1, text)
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden"])
+def test_a_kernel_is_written_into_the_folder_of_kernels_only(folder: Path, name: str) -> None:
+    ended = run(folder, "--kernel", name, env={**os.environ, "JUPYTER_DATA_DIR": str(folder)})
+    assert ended.returncode == 1
+    assert list(folder.rglob("kernel.json")) == []

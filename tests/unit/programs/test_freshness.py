@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.machinery import EXTENSION_SUFFIXES, all_suffixes
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,7 +98,7 @@ EXTENSION = EXTENSION_SUFFIXES[0]
 def found_in(folder: Path, own: dict[str, str] | None = None) -> str | None:
     """Return what a folder has in the place of a template's module, relative to it."""
     modules = {name: file.format(installed="/installed") for name, file in MODULES.items()}
-    found = shadow(str(folder), {**modules, **(own or {})}, MISSING)
+    found = shadow(str(folder), {**modules, **(own or {})}, MISSING, all_suffixes())
     return None if found is None else os.path.relpath(found, folder)
 
 
@@ -125,7 +125,7 @@ def test_a_plain_folder_comes_before_what_no_file_makes_a_module(tmp_path: Path,
 @pytest.mark.parametrize(
     "name",
     [
-        "other.py", "plain", "plain.txt", "plain.py.old", "plain.cpython-27.so", ".py", "plain.d/__init__.py",
+        "other.py", "plain", "plain.txt", "plain.py.old", ".py", "plain.d/__init__.py",
         "other/__init__.py", "plain2.py", "__pycache__/plain.pyc", "Plain.py",
     ],
 )  # fmt: skip

@@ -42,8 +42,8 @@ def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> 
     """Run the program.
 
     Args:
-        plan: `argv`, the command line; `arguments`, of it from the first on that is no flag; `names`, the descriptor
-            of the memory for names; `boot`, that of the text that calls this.
+        plan: `argv`, the command line; `comm`, the name of the process; `arguments`, those from the first on that is no
+            flag; `names`, the descriptor of the memory for names; `boot`, that of the text that calls this.
         load: Loads a file that lies beside this one.
         before: Names of the modules that were there before ours.
     """
@@ -56,12 +56,14 @@ def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> 
     for name in sys.modules.keys() - before:
         del sys.modules[name]
     sys.meta_path.insert(0, observed.Observer(memory))
-    _show(plan["argv"])
+    _show(plan["argv"], plan["comm"])
     run(plan["arguments"], plan["argv"])
 
 
-def _show(argv: list[str]) -> None:
-    """Write the program's command line over this process's own, which is longer, for `ps`."""
+def _show(argv: list[str], comm: str) -> None:
+    """Write the program's name and command line over this process's own, which is longer, for `ps`."""
+    with open("/proc/self/comm", "wb", buffering=0) as file:
+        file.write(os.fsencode(comm)[:15])
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     begin, end = int(fields[45]), int(fields[46])

@@ -25,7 +25,7 @@ import site
 import socket
 import sys
 import sysconfig
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, all_suffixes
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
@@ -188,6 +188,8 @@ class Template:
             sys.stderr.flush()
         if os.fstat(self._output).st_size:
             return f"it prints when it is imported: {_begin_of(self._output)!r}"
+        if _children():
+            return "it starts processes"
         if _count("fd") != self._descriptors:
             why = fork_safety.fork_blocker(self._known) if _count("task") == 1 else None
             return why or f"it keeps a file open: {', '.join(self._new_files())}"
@@ -234,7 +236,10 @@ class Template:
             "tops": tops,
             "missing": sorted(set(self._missing)),
             "sites": [path for path in sys.path if f"{os.path.realpath(path)}/" in roots],
-            "paths": [path for path in sys.path if f"{os.path.realpath(path)}/" not in roots and os.path.isdir(path)],
+            "paths": [
+                path for path in sys.path if os.path.isdir(path) and not f"{os.path.realpath(path)}/".startswith(roots)
+            ],
+            "suffixes": all_suffixes(),
             "own": sorted(top for top, installed in allowed.items() if not installed),
             "prefix": sys.prefix,
         }
@@ -417,6 +422,15 @@ def _is_in(name: str, folder: str) -> bool:
 
 def _count(what: str) -> int:
     return len(os.listdir(f"/proc/self/{what}"))
+
+
+def _children() -> bool:
+    """Return whether this process has children; each kernel but the smallest can tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return bool(file.read())
+    except FileNotFoundError:
+        return False
 
 
 def _begin_of(output: int) -> str:
