@@ -268,13 +268,9 @@ def memory(setup: Setup) -> Figure:
         programs = _Programs(folder, daemon.runtime_dir)
         words = [sys.executable, programs.write("holds.py", _HOLDS)]
         programs.learn(words)
-        running = [
-            subprocess.Popen(
-                [_TRIMS, "exec", "--", *words], env=programs.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for _ in range(8)
-        ]  # fmt: skip
+        command = [_TRIMS, "exec", "--", *words]
+        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        running = [subprocess.Popen(command, env=programs.env, cwd=folder, **how) for _ in range(8)]  # type: ignore[call-overload]
         for each in running:
             assert each.stdout is not None, "a pipe"
             each.stdout.readline()
