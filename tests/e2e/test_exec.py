@@ -64,6 +64,7 @@ print(sorted(sys.modules))
 """,
     "modules of the start": "import sys\nprint(sorted(sys.modules))\n",
     "an exit status": "import sys; print('out'); sys.exit(7)",
+    "a large exit status": "import sys; sys.exit(2 ** 70)",
     "an exit text": "import sys; sys.exit('words')",
     "an uncaught error": "import json\ndef deep(): json.loads('{')\nprint('before')\ndeep()\n",
     "a syntax error": "x = (1,\ny = 2\n",
@@ -115,6 +116,7 @@ q = queue.Queue()
 threads = [threading.Thread(target=q.put, args=(n,)) for n in range(5)]
 [t.start() for t in threads]; [t.join() for t in threads]
 print(sorted(q.get() for _ in threads), threading.main_thread() is threading.current_thread(), threading.active_count())
+print(threading.main_thread().native_id == __import__("os").getpid())
 """,
     "warnings": "import warnings\nwarnings.warn('look here')\nwarnings.warn('older', DeprecationWarning)\n",
     "reimported libraries": """

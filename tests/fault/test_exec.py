@@ -188,8 +188,8 @@ def test_a_caller_that_is_killed_takes_the_program_and_its_children_along(progra
     process = programs.start("python", "waits.py", stdin=subprocess.PIPE)
     child, pid = started(process), started(process)
     process.kill()
-    process.communicate(timeout=DEADLINE_S)
     until(lambda: not is_there(pid) and not is_there(child), "the program goes on")
+    process.communicate(timeout=DEADLINE_S)
 
 
 def test_a_caller_that_is_killed_before_it_begins_starts_nothing(programs: Programs) -> None:
@@ -498,6 +498,84 @@ def test_a_module_that_does_what_a_fork_cannot_have_is_left_out(
     assert ended.stdout == alone
     assert FORKED in ended.stderr
     assert "spoiler" in ended.stderr
+
+
+#: Program with a finder of its own.
+_FINDER = """
+import sys, importlib.machinery
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == 'library' else None
+    def create_module(self, spec): return None
+    def exec_module(self, module): module.VALUE = 'made'
+sys.meta_path.insert(0, Finder())
+import library
+print(library.VALUE)
+"""
+#: Modules and programs whose imports see what the program did before: name -> a module, and the program.
+LATE = {
+    "a variable": (
+        "import os\nVALUE = os.environ.get('DEMO')\n",
+        "import os\nos.environ['DEMO'] = '1'\nimport library\nprint(library.VALUE)\n",
+    ),
+    "a variable of libraries": (
+        "import json\nVALUE = 5\n",
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport library\nprint(library.VALUE)\n",
+    ),
+    "the command line": (
+        "import argparse\nPARSER = argparse.ArgumentParser()\n",
+        "import library\nprint(library.PARSER.format_usage())\n",
+    ),
+    "a command line by its name": (
+        "from sys import argv\ndef last(): return argv[-1]\n",
+        "import library\nprint(library.last())\n",
+    ),
+    "a folder of modules before the installed ones": (
+        "VALUE = 'installed'\n",
+        "import sys\nsys.path.insert(0, 'own')\nimport library\nprint(library.VALUE)\n",
+    ),
+    "a finder of the program": (
+        "VALUE = 'installed'\n",
+        _FINDER,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_imports_see_what_the_program_did_before(programs: Programs, environment: Environment, what: str) -> None:
+    module, code = LATE[what]
+    environment.install("library", module)
+    environment.install("user", "import library\n")
+    programs.write("own/library.py", "VALUE = 'own'\n")
+    programs.write("script.py", f"import json\n{code}import user\n")
+    words = (environment.python, "script.py", "argument")
+    alone = programs.alone(*words)
+    assert alone.returncode == 0, alone.stderr
+    programs.learn(*words)
+    for _ in range(2):  # the second one knows what the first has reported
+        ended = programs.run(*words, options=("--why",))
+        assert FORKED in ended.stderr
+        assert ended.stdout == alone.stdout
+        programs.await_templates()
+
+
+def test_a_package_that_is_run_is_not_imported_by_its_template(programs: Programs, environment: Environment) -> None:
+    (environment.packages / "tool").mkdir()
+    (environment.packages / "tool" / "__init__.py").write_text("import json\n")
+    code = "with open('runs', 'a') as file: file.write('run ')\n"
+    (environment.packages / "tool" / "__main__.py").write_text(code)
+    words = (environment.python, "-m", "tool")
+    programs.learn(*words)
+    assert FORKED in programs.way(*words)
+    assert (programs.folder / "runs").read_text() == "run run "
+
+
+def test_a_submodule_that_an_earlier_run_did_not_import_can_be_imported(programs: Programs) -> None:
+    code = "import sys, importlib\nif sys.argv[1:]:\n import importlib.machinery\n importlib.import_module('json')\n"
+    programs.write("script.py", code + "print('done')\n")
+    programs.learn("python", "script.py")
+    ended = programs.run("python", "script.py", "more", options=("--why",))
+    assert (ended.stdout, FORKED in ended.stderr) == ("done\n", True)
 
 
 def test_a_module_whose_import_fails_or_kills_in_a_template_is_left_out(

@@ -20,6 +20,7 @@ _QUIET_X = (
 )  # fmt: skip
 #: Bytes of a file that are read to find its interpreter, and those of a line that the kernel reads.
 _HEAD_BYTES, _LINE_BYTES = 512, 256
+_MOST_SOURCE_BYTES = 1 << 20
 
 
 class NotAProgram(Exception):  # noqa: N818 - no error: the command is executed as it is
@@ -68,8 +69,11 @@ class Program:
             if not stat.S_ISREG(os.stat(first).st_mode):
                 raise NotAProgram(f"{first} is no file: folders and archives are run as ever")
             with open(first, "rb") as file:
-                if file.read(4) == b"PK\3\4":
-                    raise NotAProgram(f"{first} is an archive")
+                head = file.read(_MOST_SOURCE_BYTES)
+            if head.startswith(b"PK\3\4"):
+                raise NotAProgram(f"{first} is an archive")
+            if b"\0" in head and not first.endswith(".pyc"):
+                raise NotAProgram(f"{first} is no source text")
         except OSError as error:
             raise NotAProgram(f"{first}: {error.strerror}") from error
         return os.path.dirname(os.path.realpath(first))
@@ -186,6 +190,11 @@ def _parsed(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, list(argv[index:])
 
 
+def _is_relative_prefix(value: str) -> bool:
+    name, _, folder = value.partition("=")
+    return name == "pycache_prefix" and bool(folder) and not folder.startswith("/")
+
+
 def _letters(argv: Sequence[str], index: int, flags: list[str]) -> tuple[tuple[str, str] | None, int]:
     """Take one word of flags in. Return the program if the word names it, and the index of the next word."""
     word = argv[index]
@@ -202,7 +211,7 @@ def _letters(argv: Sequence[str], index: int, flags: list[str]) -> tuple[tuple[s
             value, index = argv[index], index + 1
         if letter in "cm":
             return (f"-{letter}", value), index
-        if letter == "X" and value.partition("=")[0] not in _QUIET_X:
+        if letter == "X" and (value.partition("=")[0] not in _QUIET_X or _is_relative_prefix(value)):
             raise NotAProgram(f"the interpreter is given -X {value}")
         flags += [f"-{letter}", value]
         return None, index

@@ -28,7 +28,7 @@ from trims.process.subreaper import adopt
 from trims.programs.door import Door
 from trims.programs.freshness import Files, shadow, site_files
 from trims.programs.identity import identity_of
-from trims.programs.inside.observed import MEMORY_BYTES, read_names
+from trims.programs.inside.observed import MEMORY_BYTES, PLACE, VARIABLE, read_names
 from trims.programs.settings import differences
 from trims.programs.template_process import LONG_BYTES, TemplateProcess
 from trims.wire.peer import Peer
@@ -52,6 +52,7 @@ _MOST_DESCRIPTORS = 253
 #: Forks that a template is asked for at once. Messages have 96 KiB at most, and two of them fit into a socket.
 _MOST_PENDING = 2
 _ACCEPT_PAUSE_S = 0.05
+_MARKS = (PLACE, VARIABLE)
 #: Modules that are reported to the daemon as left out.
 _MOST_LEFT_OUT = 50
 
@@ -256,12 +257,11 @@ class Host:
         if self._rounds > _MOST_ROUNDS:
             left = ", ".join(list(self._left_out)[:5])
             raise _Unfit(f"no template can be made of what it imports: {left} and others cannot be in one")
-        banned = tuple(self._left_out)
-        modules = [name for name in self._learned if not _is_within(name, banned)]
         plan = self._plan
         try:
             self._coming = TemplateProcess(
-                plan["interpreter"], plan["flags"], plan["environment"], modules, own=plan["own"],
+                plan["interpreter"], plan["flags"], plan["environment"], self._learned,
+                banned=list(self._left_out), own=plan["own"],
                 folder=plan["folder"], working_folder=plan["working_folder"], unread=plan["unread"],
             )  # fmt: skip
         except OSError as error:
@@ -345,11 +345,11 @@ class Host:
     def _learn(self, modules: list[str]) -> None:
         """Make the template again if programs have imported modules that it does not know."""
         known, banned = {*self._learned, *self._failed}, tuple(self._left_out)
-        others = (name for name in modules if name not in known and not _is_within(name, banned))
-        new = [name for name in others if name.partition(".")[0] not in self._foreign]
+        others = [name for name in modules if name not in known and not _is_within(name, banned)]
+        new = [name for name in others if name[0] not in _MARKS and name.partition(".")[0] not in self._foreign]
         if new and self._door is not None and self._coming is None and self._renewals < _MOST_RENEWALS:
             self._renewals += 1
-            self._learned += new
+            self._learned += others
             self._begin_template()
 
     # -- starts ----------------------------------------------------------------------------------------------------

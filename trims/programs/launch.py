@@ -72,9 +72,7 @@ class Launch:
         """Start the program, and end as it ends. Raises OSError if there is no such command."""
         try:
             program = program_of(self._command, os.environ)
-            for name in ("PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME"):
-                if os.environ.get(name):
-                    raise NotAProgram(f"{name} is set")
+            _check_variables()
             door, key, answer = self._ask(program)
         except NotAProgram as not_one:
             self._step_aside(str(not_one))
@@ -111,9 +109,10 @@ class Launch:
         )
 
     def _say(self, text: str) -> None:
-        if self._why:
-            sys.stderr.write(f"trims exec: {text}\n")
-            sys.stderr.flush()
+        if self._why and sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"trims exec: {text}\n")
+                sys.stderr.flush()
 
     def _step_aside(self, why: str) -> NoReturn:
         """Execute the command as it was given."""
@@ -144,13 +143,16 @@ class Launch:
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])
         os.close(own)
-        boot = os.memfd_create("trims-boot", 0)
+        boot = os.memfd_create("trims-boot", os.MFD_CLOEXEC)
+        # not where the interpreter looks for its standard streams, if the caller has closed these
+        names, boot = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (names, boot))
         first = {
             "path": program.interpreter, "argv": program.argv, "arguments": program.arguments, "folder": _INSIDE,
             "comm": program.comm, "names": names, "boot": boot,
         }  # fmt: skip
         os.write(boot, BOOT.format(plan=first, oldest=OLDEST).encode("utf-8", "surrogateescape"))
-        os.set_inheritable(names, True)
+        for fd in (names, boot):
+            os.set_inheritable(fd, True)
         for number in _PYTHONS:
             signal.signal(number, signal.SIG_DFL)
         os.execv(program.interpreter, [program.argv[0], *program.flags, "-c", SHORT.format(boot=boot), *program.argv])
@@ -193,6 +195,16 @@ class Launch:
         self._say(f"forked from a template with {answer['modules']} modules{_left_out(answer)}")
         _begin(ours)
         return conn, answer["pid"], fds[0]
+
+
+def _check_variables() -> None:
+    """Raise NotAProgram for a variable that has the interpreter do what no fork can."""
+    for name in ("PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME"):
+        if os.environ.get(name):
+            raise NotAProgram(f"{name} is set")
+    prefix = os.environ.get("PYTHONPYCACHEPREFIX")
+    if prefix and not prefix.startswith("/"):
+        raise NotAProgram("PYTHONPYCACHEPREFIX is relative")
 
 
 def _begin(ours: Any) -> None:
@@ -259,6 +271,7 @@ def _start_host(fds: list[int]) -> None:
     """Start the host of a template as no child of this process, which is about to be the program."""
     from trims.process.python import run_ours
 
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in fds]  # the caller may have closed its streams
     command = run_ours("trims.programs.host", *map(str, fds), flags=("-I", "-S"))
     pid = os.fork()
     if pid == 0:

@@ -44,7 +44,8 @@ class TemplateProcess:
         interpreter: Path.
         flags: Of the interpreter.
         environment: Variables of the program.
-        modules: To import, in this order.
+        modules: Notes of what the program imports, in this order (see `inside.observed`).
+        banned: Modules that it does not import, nor those below them.
         own: Name of the module that the program is; empty for none.
         folder: The program's own, first on its `sys.path`.
         working_folder: While it imports.
@@ -59,7 +60,7 @@ class TemplateProcess:
 
     def __init__(
         self, interpreter: str, flags: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], *,
-        own: str, folder: str, working_folder: str, unread: Sequence[str],
+        banned: Sequence[str], own: str, folder: str, working_folder: str, unread: Sequence[str],
     ) -> None:  # fmt: skip
         self.modules = list(modules)
         self.facts: Message | None = None
@@ -80,7 +81,10 @@ class TemplateProcess:
             os.close(self._progress)
             raise
         try:
-            message = {"op": "import", "modules": self.modules, "own": own, "folder": folder, "unread": list(unread)}
+            message = {
+                "op": "import", "modules": self.modules, "banned": list(banned), "own": own, "folder": folder,
+                "unread": list(unread),
+            }  # fmt: skip
             messages.send(self.child.socket, message, long=True)
         except LostPeerError:
             pass  # it has ended, which is heard next

@@ -58,7 +58,8 @@ def start(environment: Environment, tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "program").mkdir()
 
     def begin(*modules: str, flags: tuple[str, ...] = (), **how: Any) -> TemplateProcess:
-        how = {"own": "", "folder": str(tmp_path / "program"), "working_folder": str(tmp_path), "unread": (), **how}
+        folders = {"folder": str(tmp_path / "program"), "working_folder": str(tmp_path)}
+        how = {"banned": [], "own": "", "unread": (), **folders, **how}
         variables = {"PATH": os.environ["PATH"], **how.pop("environment", {})}
         made.append(TemplateProcess(str(environment.python), flags, variables, modules, **how))
         return made[-1]
@@ -189,7 +190,7 @@ def test_a_template_that_cannot_be_forked_names_its_culprits(start: Start, envir
 
 def test_a_file_that_is_open_only_during_an_import_spoils_nothing(start: Start, environment: Environment) -> None:
     environment.install(reads="import os\nwith open(os.devnull):\n    import harmless\n", harmless="")
-    assert "reads" in facts_of(start("reads"))["tops"]
+    assert "reads" in facts_of(start("reads", "harmless"))["tops"]
 
 
 @pytest.mark.parametrize("flags", [(), ("-S", "-E"), ("-X", "utf8"), ("-W", "error"), ("-O", "-B", "-s")])
@@ -215,7 +216,7 @@ def test_a_python_that_is_too_old_or_none_ends_before_its_first_module(tmp_path:
     code = "import os, sys\nprint('no templates', flush=True)\nos.read(int(sys.argv[4]), 1)\n"
     (tmp_path / "python3").write_text(f"#!{sys.executable}\n{code}")
     (tmp_path / "python3").chmod(0o755)
-    how = {"own": "", "folder": "", "working_folder": "/nothing", "unread": ()}
+    how = {"banned": [], "own": "", "folder": "", "working_folder": "/nothing", "unread": ()}
     template = TemplateProcess(str(tmp_path / "python3"), [], {}, ["json"], **how)
     try:
         assert heard(template) is None

@@ -15,11 +15,13 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trims.programs.inside.observed import write_name
+from trims.programs.inside.observed import PLACE, with_detail, write_name
 
 if TYPE_CHECKING:
     from mmap import mmap
 
+#: Modules of the interpreter's own loaders.
+_LOADERS = ("_frozen_importlib", "_frozen_importlib_external", "zipimport")
 #: Exit status of a program whose standard output could not be written, as Python's own.
 _UNWRITTEN = 120
 
@@ -54,8 +56,14 @@ class Ending:
         status = self._status
         _flush()
         new = [str(name) for name in itertools.islice(sys.modules, self._count, None)]
+        assert self._memory is not None
         for name in new:
-            write_name(self._memory, name)  # type: ignore[arg-type]
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(getattr(spec, "loader", None), "__module__", None) not in _LOADERS:
+                continue  # a finder of the program's own has loaded it, such as pytest's
+            write_name(self._memory, name)
+            if spec is not None and "." not in name:
+                write_name(self._memory, with_detail(PLACE, name, str(spec.origin or "")))
         _take_down(new)
         status = status if _flush() else _UNWRITTEN
         self._flush_all(None)

@@ -146,7 +146,9 @@ def run(
 def _status(code: object) -> int:
     if code is None:
         return 0
-    return code & 0xFF if isinstance(code, int) else 1
+    if not isinstance(code, int):
+        return 1
+    return code & 0xFF if -sys.maxsize - 1 <= code <= sys.maxsize else 0xFF
 
 
 def _hide_frames() -> None:

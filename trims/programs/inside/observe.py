@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 #: Oldest Python that templates run in.
 OLDEST = (3, 10)
-#: Program text for any Python, in which `{plan!r}` and `{oldest!r}` are filled in.
+#: Program text for any Python, in which `{plan!a}` and `{oldest!r}` are filled in.
 BOOT = """
 import sys
 before = set(sys.modules)
-plan = {plan!r}
+plan = {plan!a}
 if sys.version_info < {oldest!r} or sys.implementation.name != "cpython":
     import os
     os.execv(plan["path"], plan["argv"])
@@ -35,7 +35,7 @@ def load(name):
 load("observe").main(plan, load, before)
 """
 #: Argument of `-c` that runs this text from a descriptor. It is short, because `ps` shows as many letters.
-SHORT = "exec(open('/proc/self/fd/{boot}').read())"
+SHORT = "boot=open('/proc/self/fd/{boot}','rb');text=boot.read();boot.close();exec(text)"
 
 
 def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> None:
@@ -55,7 +55,9 @@ def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> 
     os.close(plan["boot"])
     for name in sys.modules.keys() - before:
         del sys.modules[name]
-    sys.meta_path.insert(0, observed.Observer(memory))
+    observer = observed.Observer(memory)
+    sys.meta_path.insert(0, observer)
+    sys.addaudithook(observer.hear)
     _show(plan["argv"], plan["comm"])
     run(plan["arguments"], plan["argv"])
 

@@ -53,6 +53,9 @@ def become(plan: Mapping[str, Any], environment: Mapping[str, str | None]) -> No
     _take_signals(set(plan["ignored"]), set(plan["blocked"]))
     renew_standard_streams()
     _show(plan["comm"], plan["argv"], plan["environment"])
+    main_thread: Any = getattr(sys.modules.get("threading"), "_main_thread", None)
+    if hasattr(main_thread, "_set_native_id"):  # until 3.13 it keeps the template's
+        main_thread._set_native_id()
     if "logging" in sys.modules:  # its records count from here
         now = getattr(time, "time_ns" if sys.version_info >= (3, 13) else "time")()
         sys.modules["logging"]._startTime = now  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 Standard library only until its first message. Messages on its socket to the host:
 
-    {"op": "import", "modules": [...], "own": NAME, "folder": ..., "unread": [...]}
+    {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...]}
                             -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
     {"op": "fork", ...} and descriptors
                             -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
@@ -34,7 +34,7 @@ from trims.process.lifeline import depend_on
 from trims.process.randomness import installed_reseeders, reseed
 from trims.programs.inside.ending import Ending
 from trims.programs.inside.main_program import run
-from trims.programs.inside.observed import read_names
+from trims.programs.inside.observed import PLACE, VARIABLE, details, read_names
 from trims.programs.inside.surroundings import become, take_descriptors
 
 if TYPE_CHECKING:
@@ -50,6 +50,17 @@ MOST_DESCRIPTORS = 253
 LONG_BYTES = 8 << 20
 #: Answer of a program that begins, and what it is given to begin.
 READY, GO = b"r", b"g"
+_MARKS = (PLACE, VARIABLE)
+#: Modules that are the program's, the interpreter's or ours. The tests of the standard library are a program.
+_NEVER = ("trims", "__main__", "sitecustomize", "usercustomize", "test")
+#: Modules that change others: a program imports what follows with their changes.
+_PATCHERS = ("gevent.monkey", "eventlet.patcher")
+#: Beginnings of variables that libraries may read when they are loaded: of the C library, of those that compute in
+#: parallel, and of frameworks.
+_NATIVE = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "MALLOC_", "GLIBC_", "LD_",
+    "MXNET_", "DMLC_", "TORCH_", "PYTORCH_", "TF_", "XLA_", "ORT_", "TBB_", "LC_", "LANG", "TZ",
+)  # fmt: skip
 
 
 class Fork(BaseException):
@@ -91,10 +102,13 @@ class Template:
         self._missing: list[str] = []
         #: Whether there are threads that a library ends before each fork and starts again after it.
         self._restarting = False
-        self._unread: frozenset[str] = frozenset()
+        self._arguments = _Arguments()
+        #: Module that has changed others, behind which nothing is imported.
+        self._patched = ""
         self._reseeders: list[Any] = []
         self._descriptors = 0
         self._environment = dict(os.environ)
+        self._set = SetVariables()
         #: pid -> memory in which it reports modules
         self._children: dict[int, mmap.mmap] = {}
 
@@ -125,37 +139,81 @@ class Template:
             return False
         message, fds = received
         if message["op"] == "import":
-            self._unread = frozenset(message["unread"])
-            messages.send(self._sock, self._import(message["modules"], message["own"], message["folder"]), long=True)
+            messages.send(self._sock, self._import(message), long=True)
         else:
             self._fork(message, fds)
         return True
 
     # -- imports ---------------------------------------------------------------------------------------------------
 
-    def _import(self, modules: list[str], own: str, folder: str) -> Message:
+    def _import(self, message: Message) -> Message:
+        notes: list[str] = message["modules"]
         failed: dict[str, str] = {}
         roots = _roots()
-        tops = dict.fromkeys(name.partition(".")[0] for name in modules)
-        allowed = {top: _is_installed(top, roots) and not _is_in(top, folder) for top in tops}
+        names = [name for name in notes if name[0] not in _MARKS]
+        allowed = self._allowed(names, roots, details(notes, PLACE), message["folder"])
         self._ours = set(sys.modules) - self._before
-        reads = _Reads(self._unread)
+        noted = {*sys.modules, *(name for name in names if allowed[name.partition(".")[0]])}
+        reads = _Reads(frozenset(message["unread"]), self._set)
+        arguments, sys.argv = sys.argv, self._arguments
         before, behind = _Before(self._look), _Missing(self._missing)
         sys.meta_path.insert(0, before)
         sys.meta_path.append(behind)
-        for index, name in enumerate(modules):
+        for index, note in enumerate(notes):
             os.pwrite(self._progress, index.to_bytes(8, "little"), 0)
-            if not allowed[name.partition(".")[0]] or own in (name, f"{name}.__main__"):
-                continue
-            self._import_one(name, failed)
-            if self._spoilt:
-                return {"op": "spoilt", "modules": [*self._culprits, name], "why": self._spoilt}
+            if note[0] in _MARKS:
+                self._note_set(note, roots)
+            elif self._is_wanted(note, message, allowed, noted, failed):
+                there = set(sys.modules)
+                self._import_one(note, failed)
+                others = sorted(each for each in sys.modules.keys() - there - noted if _is_imported(each))
+                if others and not self._spoilt:
+                    self._culprits = []
+                    self._spoilt = f"it imports what the program imports in another way: {', '.join(others[:5])}"
+                if self._spoilt:
+                    return {"op": "spoilt", "modules": [*self._culprits, note], "why": self._spoilt}
         for finder in (before, behind):  # a module may have put one of its own before or behind ours
             sys.meta_path.remove(finder)
         reads.end()
+        sys.argv = arguments
+        modules: list[Any] = list(sys.modules.values())
+        for module in modules:
+            if getattr(module, "argv", None) is self._arguments:
+                module.argv = arguments
         os.chdir("/")
-        self._learned = {name for name in modules if allowed[name.partition(".")[0]]}
+        self._learned = {name for name in names if allowed[name.partition(".")[0]]}
         return {**self._imported(failed, roots, allowed), "reads": sorted(reads.names)}
+
+    def _allowed(
+        self, names: list[str], roots: tuple[str, ...], places: dict[str, str], folder: str
+    ) -> dict[str, bool]:
+        """Return which modules of the top level are installed ones, and were found there by the program."""
+        tops = dict.fromkeys(name.partition(".")[0] for name in names)
+        return {top: _is_installed(top, roots, places.get(top)) and not _is_in(top, folder) for top in tops}
+
+    def _is_wanted(
+        self, name: str, message: Message, allowed: dict[str, bool], noted: set[str], failed: dict[str, str]
+    ) -> bool:
+        """Return whether a noted module is to be imported; if it is not, why may be added to those that failed."""
+        top, parent = name.partition(".")[0], name.rpartition(".")[0]
+        if not allowed[top] or name == message["own"] or name.rpartition(".")[2] == "__main__":
+            return False
+        if (parent and parent not in noted) or any(_is_within(name, each) for each in message["banned"]):
+            return False
+        self._patched = self._patched or (name if name in _PATCHERS else "")
+        if self._patched and name not in sys.modules:
+            failed[top] = f"{self._patched} changes modules of the standard library before it is imported"
+            return False
+        if self._set.native and top not in sys.stdlib_module_names and top not in sys.modules:
+            failed[top] = f"the program sets {self._set.native} before, which libraries read when they are loaded"
+            return False
+        return True
+
+    def _note_set(self, note: str, roots: tuple[str, ...]) -> None:
+        """Note a variable that the program itself sets: what is imported from then on may read it."""
+        name, _, file = note.partition("\t")
+        if note[0] == VARIABLE and not os.path.realpath(file).startswith(roots):
+            self._set.add(name[1:])
 
     def _import_one(self, name: str, failed: dict[str, str]) -> None:
         self._last = name
@@ -181,11 +239,15 @@ class Template:
             self._culprits = [self._last, *begun]
         self._last = name
 
-    def _side_effect(self) -> str | None:
+    def _side_effect(self) -> str | None:  # noqa: PLR0911 - one for each kind
         """Return why the template may not be forked now; None if it may be."""
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        if self._arguments.read:
+            return "it reads the command line when it is imported"
+        if self._set.read:
+            return f"it reads {self._set.read}, which the program itself sets before it imports it"
         if os.fstat(self._output).st_size:
             return f"it prints when it is imported: {_begin_of(self._output)!r}"
         if _children():
@@ -224,7 +286,7 @@ class Template:
         if why := self._try_fork():
             return {"op": "spoilt", "modules": [], "why": why}
         now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
-        self._set = {name: value for name, value in now.items() if value != self._environment.get(name)}
+        self._changed = {name: value for name, value in now.items() if value != self._environment.get(name)}
         loaded = {name: module for name, module in list(sys.modules.items()) if name not in self._before}
         files = (getattr(module, "__file__", None) for module in loaded.values())
         tops = {name: _place(module) for name, module in loaded.items() if "." not in name and _on_path(module)}
@@ -247,7 +309,8 @@ class Template:
     def _ours_alone(self) -> list[str]:
         """Return the modules that our code has imported and the program does not, ours among them."""
         ours = self._ours | {name for name in sys.modules if name.partition(".")[0] == "trims"}
-        return [name for name in ours if name not in self._learned]
+        alone = ours - self._learned
+        return [name for name in alone if _is_imported(name) or name.rpartition(".")[0] in alone]
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
@@ -281,7 +344,7 @@ class Template:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
             go = take_descriptors(fork.plan["numbers"], fork.fds[1:], go)
-            become(fork.plan, self._set)
+            become(fork.plan, self._changed)
             reseed(self._reseeders)
             ending.begin(fork.memory)
             gc.enable()
@@ -306,6 +369,15 @@ class Template:
                 messages.send(self._sock, ended, long=True)
 
 
+def _is_imported(name: str) -> bool:
+    """Return whether a module was imported by its name; else its package has put it there (`importlib._bootstrap`)."""
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "name", None) == name
+
+
+def _is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
 def _is_begun(module: Any) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
@@ -322,17 +394,60 @@ class _Before:
         self._called(name)
 
 
+class SetVariables:
+    """Variables that the program itself sets before it imports something.
+
+    Attributes:
+        names: All of them.
+        native: One that libraries may read when they are loaded, which cannot be seen; empty for none.
+        read: One that an import has read; empty for none.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.native = self.read = ""
+
+    def add(self, name: str) -> None:
+        """Add one."""
+        self.names.add(name)
+        if name.startswith(_NATIVE):
+            self.native = self.native or name
+
+
+class _Arguments(list[str]):
+    """`sys.argv` of a template, which is no program's: notes whether something reads it.
+
+    Attributes:
+        read: Whether something has.
+    """
+
+    read = False
+
+
+def _noting_list(name: str) -> Any:
+    def noted(self: _Arguments, *given: Any) -> Any:
+        self.read = True
+        return getattr(list, name)(self, *given)
+
+    return noted
+
+
+for _name in ("__getitem__", "__iter__", "__len__", "__contains__", "__eq__", "__add__", "__repr__", "index", "copy"):
+    setattr(_Arguments, _name, _noting_list(_name))
+
+
 class _Reads:
     """Notes which variables are read that none should read, and whether the working folder is, until its end.
 
     Args:
         unread: Names of the variables.
+        given: Those that the program sets, in which is noted if one is read.
 
     Attributes:
         names: Those that were read; empty text for the working folder.
     """
 
-    def __init__(self, unread: frozenset[str]) -> None:
+    def __init__(self, unread: frozenset[str], given: SetVariables) -> None:
         self.names: set[str] = set()
         names, self._kept = self.names, (os.getcwd, os.getcwdb)
 
@@ -340,6 +455,8 @@ class _Reads:
             def __getitem__(self, name: str) -> str:
                 if name in unread:
                     names.add(name)
+                if name in given.names:
+                    given.read = given.read or name
                 found: str = super().__getitem__(name)
                 return found
 
@@ -384,15 +501,21 @@ def _roots() -> tuple[str, ...]:
     return tuple(f"{os.path.realpath(folder)}/" for folder in found)
 
 
-def _is_installed(name: str, roots: tuple[str, ...]) -> bool:
-    """Return whether a module of the top level is the standard library's or an installed package's."""
-    if name in ("trims", "__main__", "sitecustomize", "usercustomize"):
+def _is_installed(name: str, roots: tuple[str, ...], place: str | None) -> bool:
+    """Return whether a module of the top level is the standard library's or an installed package's.
+
+    Args:
+        name: Of the module.
+        roots: Folders of those.
+        place: Where the program has found it, which may be elsewhere; None if that is unknown.
+    """
+    if name in _NEVER:
         return False
     try:
         spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return False
-    if spec is None:
+    if spec is None or place not in (None, spec.origin or ""):
         return False
     if spec.origin in ("built-in", "frozen"):
         return True
