@@ -20,6 +20,8 @@ PLACE, VARIABLE = "@", "!"
 #: Bytes of the memory of one run: three times what the names of the largest frameworks take.
 MEMORY_BYTES = 1 << 20
 _HEAD = 8
+#: Function of the import system that looks for a module in order to import it.
+_IMPORTS = "_find_and_load_unlocked"
 
 
 def write_name(memory: mmap, name: str) -> None:
@@ -67,6 +69,9 @@ class Observer:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Note that a module is imported, and return what the finders behind this one find."""
+        asked = sys._getframe(1).f_back
+        if asked is None or asked.f_code.co_name != _IMPORTS:
+            return None  # whether there is such a module is asked, and none is imported
         write_name(self._memory, name)
         if path is not None:
             return None

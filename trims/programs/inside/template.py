@@ -103,6 +103,8 @@ class Template:
         #: Whether there are threads that a library ends before each fork and starts again after it.
         self._restarting = False
         self._arguments = _Arguments()
+        #: Modules that any import has looked for.
+        self._sought: set[str] = set()
         #: Module that has changed others, behind which nothing is imported.
         self._patched = ""
         self._reseeders: list[Any] = []
@@ -166,7 +168,7 @@ class Template:
             elif self._is_wanted(note, message, allowed, noted, failed):
                 there = set(sys.modules)
                 self._import_one(note, failed)
-                others = sorted(each for each in sys.modules.keys() - there - noted if _is_imported(each))
+                others = sorted((sys.modules.keys() & self._sought) - there - noted)
                 if others and not self._spoilt:
                     self._culprits = []
                     self._spoilt = f"it imports what the program imports in another way: {', '.join(others[:5])}"
@@ -238,6 +240,7 @@ class Template:
             begun = [each for each, module in list(sys.modules.items()) if _is_begun(module)]
             self._culprits = [self._last, *begun]
         self._last = name
+        self._sought.add(name)
 
     def _side_effect(self) -> str | None:  # noqa: PLR0911 - one for each kind
         """Return why the template may not be forked now; None if it may be."""
