@@ -161,6 +161,10 @@ soak: env mxnet-env clients-env ## simulate the store on all cores, then the lon
 	$(PYTEST) -m soak $(ARGS)
 	$(BIN)/python -m tests.simulation --seconds $(SOAK_SECONDS) --first $(SOAK_FIRST) --jobs $$(nproc) --coverage
 
+.PHONY: suites
+suites: env ## CPython's own tests and those of two packages alone and by trims exec
+	$(PYTEST) -m soak tests/e2e/test_exec_suites.py $(ARGS)
+
 .PHONY: mutants
 mutants: env ## put known defects back, one at a time, and show that the simulation or a test finds each
 	$(BIN)/python -m tests.simulation.mutants --jobs $$(nproc)
