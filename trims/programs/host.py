@@ -296,6 +296,8 @@ class Host:
     def _hear_template(self, template: TemplateProcess) -> None:
         try:
             received = template.receive()
+        except BlockingIOError:  # see `_hear_caller`
+            return
         except BadMessageError:
             received = None
         if received is None:
@@ -374,6 +376,8 @@ class Host:
     def _hear_caller(self, start: Start) -> None:
         try:
             received = messages.receive(start.conn, most_fds=_MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
+        except BlockingIOError:  # the descriptor had another meaning when it was polled
+            return
         except BadMessageError:
             received = None
         if received is None:

@@ -86,6 +86,7 @@ class TemplateProcess:
                 "unread": list(unread),
             }  # fmt: skip
             messages.send(self.child.socket, message, long=True)
+            self.child.socket.setblocking(False)
         except LostPeerError:
             pass  # it has ended, which is heard next
         except BaseException:
@@ -93,7 +94,7 @@ class TemplateProcess:
             raise
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """Return its next message; None once it is gone."""
+        """Return its next message; None once it is gone. Raises BlockingIOError if there is none yet."""
         return messages.receive(self.child.socket, long_bytes=LONG_BYTES)
 
     def last_module(self) -> str:
