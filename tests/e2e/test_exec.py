@@ -149,6 +149,24 @@ def test_a_script_does_under_exec_what_it_does_alone(programs: Programs, what: s
     assert runs == [alone] * 3
 
 
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C"}, {"LC_ALL": "C"}, {"LANG": "C.UTF-8"}])
+def test_a_program_has_the_locale_of_its_caller(programs: Programs, given: dict[str, str]) -> None:
+    kept = {name: value for name, value in programs.env.items() if not name.startswith(("LC_", "LANG"))}
+    programs.env = {**kept, **given}
+    code = (
+        "import os, sys, locale\nprint([item for item in os.environ.items() if item[0].startswith(('LC_', 'LANG'))])\n"
+    )
+    name = programs.write(
+        "script.py", code + "print(sys.flags, sys.stdout.encoding, sys.stdin.errors, open(0).encoding)\n"
+    )
+    alone = outcome(programs.alone("python", name))
+    assert outcome(programs.learn("python", name)) == alone
+    ended = programs.run("python", name, options=("--why",))
+    assert FORKED in ended.stderr
+    assert outcome(ended) == alone
+    assert programs.run("env").stdout.count("LC_CTYPE") == len([name for name in given if name == "LC_CTYPE"])
+
+
 FORMS = {
     "a module": ["python", "-m", "package.tool", "x"],
     "a package": ["python", "-m", "package", "x"],

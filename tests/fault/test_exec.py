@@ -163,16 +163,22 @@ def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever
     assert AS_EVER in ends_with(process, 5)
 
 
-def test_a_template_that_hangs_is_not_waited_for(programs: Programs) -> None:
+@pytest.mark.parametrize("which", ["template", "host"])
+def test_a_template_or_host_that_hangs_is_not_waited_for(programs: Programs, which: str) -> None:
     programs.write("waits.py", WAITS)
     programs.learn("python", "waits.py", input="\n")
     template = programs.templates()[0]["pid"]
-    os.kill(template, signal.SIGSTOP)
+    stopped = template if which == "template" else parent_of(template)
+    os.kill(stopped, signal.SIGSTOP)
     process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
     pid = started(process)
     assert pid == process.pid  # it was executed in the caller's process
-    os.kill(template, signal.SIGCONT)  # its fork is not begun any more
+    # to the end of its output, which nothing else holds open
     assert AS_EVER in ends_with(process, 5)
+    if which == "template":
+        until(lambda: programs.templates() == [], "a template that hangs stays")
+    else:
+        os.kill(stopped, signal.SIGCONT)
     until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "a second one runs")
 
 

@@ -44,6 +44,8 @@ _QUIET_S = 2.0
 _LOOK_S = 0.5
 #: Templates that are tried, each without the modules that have spoilt the last.
 _MOST_ROUNDS = 24
+#: Seconds that a template may take for a fork; callers wait longer.
+_FORK_S = 3.0
 #: Seconds that a template may take to import.
 _IMPORT_S = 300.0
 #: Times that a template is made again because its programs import more.
@@ -114,7 +116,7 @@ class Host:
         self._by_pid: dict[int, Start] = {}
         self._rounds = 0
         self._renewals = 0
-        self._last_start_s = time.monotonic()
+        self._last_start_s = self._asked_s = time.monotonic()
         self._seen = (0, time.monotonic())
         self._import_until_s = 0.0
 
@@ -160,7 +162,8 @@ class Host:
         self._poll.unregister(fd)
 
     def _pause_ms(self) -> float:
-        return _LOOK_S * 1000 if self._template is None or self._coming is not None else 5000
+        waits = self._template is None or self._coming is not None or self._template.pending
+        return _LOOK_S * 1000 if waits else 5000
 
     def _tick(self) -> None:
         """Do what time brings: the end of a first run's imports, of patience, of a template that is not used."""
@@ -176,6 +179,8 @@ class Host:
                 self._seen = (end, now_s)
             elif end > 0 and now_s - self._seen[1] > _QUIET_S:
                 self._prepare()
+        elif self._template is not None and self._template.pending and now_s - self._asked_s > _FORK_S:
+            self._retire()  # it hangs, and holds what its callers have open
         elif not self._starts and now_s - self._last_start_s > self._plan["keep_alive_s"]:
             self._retire()
 
@@ -384,6 +389,9 @@ class Host:
             self._caller_gone(start)
             return
         message, fds = received
+        if message.get("op") == "hello" and not fds:
+            self._send(start, {"op": "welcome"})
+            return
         try:
             if start.asked or self._template is None:
                 raise LostPeerError("the template has ended")
@@ -413,6 +421,7 @@ class Host:
                 if not start.gone:
                     messages.send(template.child.socket, plan, fds, long=True)
                     template.pending.append(start)
+                    self._asked_s = time.monotonic()
             finally:
                 messages.close_all(fds)
 

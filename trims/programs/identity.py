@@ -55,6 +55,13 @@ def identity_of(pid: int | str = "self") -> str:
     return "\n".join(lines)
 
 
+def initial_environment() -> dict[str, str]:
+    """Return the environment that this process was started with, before its interpreter changed it (PEP 538)."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = (each.partition(b"=") for each in file.read().split(b"\0"))
+        return {os.fsdecode(name): os.fsdecode(value) for name, sign, value in pairs if sign}
+
+
 def mounts() -> str:
     """Return the mount namespace of this process."""
     return os.readlink("/proc/self/ns/mnt")

@@ -24,7 +24,7 @@ from trims.core.errors import TrimsError
 from trims.process import messages
 from trims.programs.command_line import NotAProgram, Program, program_of
 from trims.programs.door import Door
-from trims.programs.identity import UNREAD, interpreter_identity, key_of, mounts, unread_values
+from trims.programs.identity import UNREAD, initial_environment, interpreter_identity, key_of, mounts, unread_values
 from trims.programs.inside.observe import BOOT, OLDEST, SHORT
 from trims.programs.inside.observed import MEMORY_BYTES
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
@@ -70,6 +70,7 @@ class Launch:
 
     def run(self) -> NoReturn:
         """Start the program, and end as it ends. Raises OSError if there is no such command."""
+        _restore_locale()
         try:
             program = program_of(self._command, os.environ)
             _check_variables()
@@ -179,6 +180,9 @@ class Launch:
         conn.connect(f"\0{address}")
         if _UCRED.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1] != os.geteuid():
             raise OSError("the template is another user's")
+        # First without descriptors: those that lie in the queue of a host that hangs would stay open.
+        messages.send(conn, {"op": "hello"})
+        _received(conn)
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = {
@@ -195,6 +199,15 @@ class Launch:
         self._say(f"forked from a template with {answer['modules']} modules{_left_out(answer)}")
         _begin(ours)
         return conn, answer["pid"], fds[0]
+
+
+def _restore_locale() -> None:
+    """Take back what this interpreter has set for itself where no locale is set: the program's does so again."""
+    given = initial_environment().get("LC_CTYPE")
+    if given is None:
+        os.environ.pop("LC_CTYPE", None)
+    else:
+        os.environ["LC_CTYPE"] = given
 
 
 def _check_variables() -> None:

@@ -331,7 +331,7 @@ SHOWS = "import json, os, sys; print(sys.argv, os.environ, os.umask(0), os.getcw
 
 
 def test_a_program_that_is_forked_has_what_its_caller_gives(start: Start, fork: MakeFork, tmp_path: Path) -> None:
-    template = start("json")
+    template = start("json", environment={"LC_ALL": "C.UTF-8"})
     facts_of(template)
     program = fork(template, SHOWS + "import queue; print(sys.stdin.read()); sys.exit(5)")
     assert program.answer["op"] == "forked"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import NotSupportedError
 from trims.process import fork_safety
 from trims.process.randomness import installed_reseeders
+from trims.programs.identity import initial_environment
 from trims.programs.inside.observed import PLACE, VARIABLE, details
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Importer:
         #: Module that has changed others, behind which nothing is imported.
         self._patched = ""
         self._descriptors = _count("fd")
-        self._environment = dict(os.environ)
+        self._environment = initial_environment()
         self._set = SetVariables()
         self.reseeders: list[Any] = []
         self.restarting = False
