@@ -177,7 +177,9 @@ def _is_number(line: str) -> bool:
 def _artifact(daemon: DaemonProcess, setup: Setup, name: str, architecture: str, framework: str) -> Path:
     """Return the path of a model's file, which the daemon builds."""
     raw = manifest(name, architecture, framework, small=setup.quick)
-    daemon.register(raw)
+    registered = daemon.register(raw)
+    daemon.load(registered, place="cpu")
+    daemon.evict(registered)
     return artifact_of(raw, setup.state_dir)
 
 
