@@ -28,9 +28,10 @@ from trims.process.subreaper import adopt
 from trims.programs.door import Door
 from trims.programs.freshness import Files, shadow, site_files
 from trims.programs.identity import identity_of
-from trims.programs.inside.observed import MEMORY_BYTES, PLACE, VARIABLE, read_names
+from trims.programs.inside.observed import MARKS, MEMORY_BYTES, read_names
+from trims.programs.inside.protocol import LONG_BYTES, MOST_DESCRIPTORS
 from trims.programs.settings import differences
-from trims.programs.template_process import LONG_BYTES, TemplateProcess
+from trims.programs.template_process import TemplateProcess
 from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
@@ -50,11 +51,9 @@ _FORK_S = 3.0
 _IMPORT_S = 300.0
 #: Times that a template is made again because its programs import more.
 _MOST_RENEWALS = 16
-_MOST_DESCRIPTORS = 253
 #: Forks that a template is asked for at once. Messages have 96 KiB at most, and two of them fit into a socket.
 _MOST_PENDING = 2
 _ACCEPT_PAUSE_S = 0.05
-_MARKS = (PLACE, VARIABLE)
 #: Modules that are reported to the daemon as left out.
 _MOST_LEFT_OUT = 50
 
@@ -251,11 +250,8 @@ class Host:
             self._learn(read_names(self._names)[0])
 
     def _prepare(self) -> None:
-        self._learn_from_first_run()
+        self._learned = read_names(self._names)[0]
         self._begin_template()
-
-    def _learn_from_first_run(self) -> None:
-        self._learned = list(dict.fromkeys([*self._learned, *read_names(self._names)[0]]))
 
     def _begin_template(self) -> None:
         self._rounds += 1
@@ -353,7 +349,7 @@ class Host:
         """Make the template again if programs have imported modules that it does not know."""
         known, banned = {*self._learned, *self._failed}, tuple(self._left_out)
         others = [name for name in modules if name not in known and not _is_within(name, banned)]
-        new = [name for name in others if name[0] not in _MARKS and name.partition(".")[0] not in self._foreign]
+        new = [name for name in others if name[0] not in MARKS and name.partition(".")[0] not in self._foreign]
         if new and self._door is not None and self._coming is None and self._renewals < _MOST_RENEWALS:
             self._renewals += 1
             self._learned += others
@@ -380,7 +376,7 @@ class Host:
 
     def _hear_caller(self, start: Start) -> None:
         try:
-            received = messages.receive(start.conn, most_fds=_MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
+            received = messages.receive(start.conn, most_fds=MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
         except BlockingIOError:  # the descriptor had another meaning when it was polled
             return
         except BadMessageError:
@@ -410,8 +406,15 @@ class Host:
             raise LostPeerError("the caller is in another control group, namespace or sandbox, or has other rights")
         self._waiting.append((start, {**plan, **differences(pid), "op": "fork"}, fds))
         self._fork_next(template)
-        start.verdict = self._objection(template, plan["folder"])
-        self._answer(start)
+        assert self._files is not None
+        changed = self._files.changed()
+        if changed is None:
+            start.verdict = self._shadowed(template, plan["folder"])
+            self._answer(start)
+        else:
+            start.verdict = f"{changed} has changed since the template was made"
+            self._answer(start)
+            self._retire()
 
     def _fork_next(self, template: TemplateProcess) -> None:
         """Have the template fork for those that wait, a few at a time: a message beyond those might have to wait."""
@@ -425,14 +428,10 @@ class Host:
             finally:
                 messages.close_all(fds)
 
-    def _objection(self, template: TemplateProcess, folder: str) -> str:
-        """Return why a program in a folder must not be forked from the template; empty text if it may be."""
+    def _shadowed(self, template: TemplateProcess, folder: str) -> str:
+        """Return why a program in a folder would import others than the template did; empty text if it would not."""
         facts = template.facts
-        assert self._files is not None
         assert facts is not None
-        changed = self._files.changed()
-        if changed is not None:
-            return f"{changed} has changed since the template was made"
         for each in (folder, *facts["paths"]):
             found = shadow(each, facts["tops"], facts["missing"], facts["suffixes"])
             if found is not None:
@@ -466,8 +465,6 @@ class Host:
 
     def _refuse(self, start: Start) -> None:
         self._send(start, {"op": "refused", "why": start.verdict})
-        if start.verdict and "has changed since" in start.verdict:
-            self._retire()
 
     def _send(self, start: Start, message: Message, fds: list[int] = []) -> None:  # noqa: B006 - never changed
         if not start.gone:

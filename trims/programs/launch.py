@@ -27,6 +27,7 @@ from trims.programs.door import Door
 from trims.programs.identity import UNREAD, initial_environment, interpreter_identity, key_of, mounts, unread_values
 from trims.programs.inside.observe import BOOT, OLDEST, SHORT
 from trims.programs.inside.observed import MEMORY_BYTES
+from trims.programs.inside.protocol import GO, LONG_BYTES, READY
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 
 if TYPE_CHECKING:
@@ -38,11 +39,8 @@ if TYPE_CHECKING:
 #: Seconds for the daemon's answer, and for the fork: a program that waits longer starts as ever.
 _DAEMON_S, _FORK_S = 1.0, 5.0
 _MOST_DESCRIPTORS = 250
-_LONG_BYTES = 8 << 20
 _INSIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside")
 _UCRED = struct.Struct("3i")
-#: Message that begins a fork, and its answer (see `inside.template`).
-_GO, _READY = b"g", b"r"
 #: Signals that Python ignores in every process.
 _PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -225,11 +223,11 @@ def _begin(ours: Any) -> None:
     ours.settimeout(_FORK_S)
     try:
         with contextlib.suppress(BrokenPipeError):  # the fork has ended, and may have said why
-            ours.send(_GO)
+            ours.send(GO)
         answer = ours.recv(1 << 12)
     finally:
         ours.close()
-    if answer != _READY:
+    if answer != READY:
         raise OSError(answer.decode(errors="replace") or "the fork has ended before it began")
 
 
@@ -238,7 +236,7 @@ def _received(conn: Any) -> tuple[Message, list[int]]:
     poll.register(conn, select.POLLIN)
     if not poll.poll(_FORK_S * 1000):
         raise OSError(f"the template has not forked within {_FORK_S:g} s")
-    received = messages.receive(conn, long_bytes=_LONG_BYTES)
+    received = messages.receive(conn, long_bytes=LONG_BYTES)
     if received is None:
         raise OSError("the template has ended")
     return received
@@ -270,7 +268,7 @@ def _left_out(facts: Message) -> str:
 
 def _name_of(program: Program) -> str:
     kind, name = program.identity
-    return " ".join([name if kind == "script" else f"{kind} {name}".strip()])[:200]
+    return (name if kind == "script" else f"{kind} {name}".strip())[:200]
 
 
 def _in_memory(text: str) -> int:

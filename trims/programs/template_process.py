@@ -14,6 +14,7 @@ from trims.process import messages
 from trims.process.child import Child, Ties
 from trims.process.python import LOAD_PACKAGES, run_code
 from trims.programs.inside.observe import OLDEST
+from trims.programs.inside.protocol import LONG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,6 @@ _TRIMS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Variables that a template starts with and its programs do not: libraries that report their use to their maker would
 #: start a thread for it when they are imported.
 _QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
-LONG_BYTES = 8 << 20
 
 
 class TemplateProcess:

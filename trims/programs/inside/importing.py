@@ -21,14 +21,13 @@ from trims.core.errors import NotSupportedError
 from trims.process import fork_safety
 from trims.process.randomness import installed_reseeders
 from trims.programs.identity import initial_environment
-from trims.programs.inside.observed import PLACE, VARIABLE, details
+from trims.programs.inside.observed import MARKS, PLACE, VARIABLE, details
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.wire.frames import Message
 
-_MARKS = (PLACE, VARIABLE)
 #: Modules that are the program's, the interpreter's or ours. The tests of the standard library are a program.
 _NEVER = ("trims", "__main__", "sitecustomize", "usercustomize", "test")
 #: Modules that change others: a program imports what follows with their changes.
@@ -67,7 +66,7 @@ class Importer:
         self._ours: set[str] = set()
         self._learned: set[str] = set()
         self._missing: list[str] = []
-        #: Modules that any import has looked for.
+        #: Modules that the last import has looked for.
         self._sought: set[str] = set()
         self._arguments = _Arguments()
         #: Module that has changed others, behind which nothing is imported.
@@ -84,7 +83,7 @@ class Importer:
         notes: list[str] = message["modules"]
         failed: dict[str, str] = {}
         roots = _roots()
-        names = [name for name in notes if name[0] not in _MARKS]
+        names = [name for name in notes if name[0] not in MARKS]
         allowed = self._allowed(names, roots, details(notes, PLACE), message["folder"])
         self._ours = set(sys.modules) - self._before
         noted = {*sys.modules, *(name for name in names if allowed[name.partition(".")[0]])}
@@ -95,12 +94,12 @@ class Importer:
         sys.meta_path.append(behind)
         for index, note in enumerate(notes):
             os.pwrite(self._progress, index.to_bytes(8, "little"), 0)
-            if note[0] in _MARKS:
+            if note[0] in MARKS:
                 self._note_set(note, roots)
             elif self._is_wanted(note, message, allowed, noted, failed):
-                there = set(sys.modules)
+                self._sought.clear()
                 self._import_one(note, failed)
-                others = sorted((sys.modules.keys() & self._sought) - there - noted)
+                others = sorted((sys.modules.keys() & self._sought) - noted)
                 if others and not self._spoilt:
                     self._culprits = []
                     self._spoilt = f"it imports what the program imports in another way: {', '.join(others[:5])}"
@@ -158,21 +157,23 @@ class Importer:
                 failed[name] = f"{type(error).__name__}: {error}"[:200]
         except BaseException as error:  # noqa: BLE001 - whatever one does, the others are wanted still
             failed[name] = f"{type(error).__name__}: {error}"[:200]
-        self._look("")
-        self._spoilt = self._side_effect() or ""  # a module may have had a file open only while it imported another
+        self._spoilt = self._side_effect() or ""
         if not self._spoilt:
-            self._culprits.clear()
+            self._culprits.clear()  # a module may have had a file open only while it imported another
+        elif not self._culprits:
+            self._blame()
 
     def _look(self, name: str) -> None:
-        """Look whether an import has spoilt the template, each time that the next one begins.
-
-        The culprit is the module that was imported last, or one of those that are being imported.
-        """
+        """Look whether an import has spoilt the template, each time that the next one begins."""
         if not self._culprits and self._side_effect():
-            begun = [each for each, module in list(sys.modules.items()) if _is_begun(module)]
-            self._culprits = [self._last, *begun]
+            self._blame()
         self._last = name
         self._sought.add(name)
+
+    def _blame(self) -> None:
+        """Note the culprits: the module that was imported last, and those that are being imported."""
+        begun = [each for each, module in list(sys.modules.items()) if _is_begun(module)]
+        self._culprits = [self._last, *begun]
 
     def _side_effect(self) -> str | None:  # noqa: PLR0911 - one for each kind
         """Return why the template may not be forked now; None if it may be."""

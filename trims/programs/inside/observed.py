@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Marks of the notes that are no names of modules.
-PLACE, VARIABLE = "@", "!"
+MARKS = PLACE, VARIABLE = "@", "!"
 #: Bytes of the memory of one run: three times what the names of the largest frameworks take.
 MEMORY_BYTES = 1 << 20
 _HEAD = 8

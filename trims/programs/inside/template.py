@@ -30,6 +30,7 @@ from trims.programs.inside.ending import Ending
 from trims.programs.inside.importing import Importer
 from trims.programs.inside.main_program import run
 from trims.programs.inside.observed import read_names
+from trims.programs.inside.protocol import GO, LONG_BYTES, MOST_DESCRIPTORS, READY
 from trims.programs.inside.surroundings import become, take_descriptors
 
 if TYPE_CHECKING:
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
 
 #: Bytes of memory in which a program reports what else it has imported.
 _NEW_NAMES_BYTES = 64 << 10
-#: Descriptors that one message may bring: as many as the kernel passes at once.
-MOST_DESCRIPTORS = 253
-#: Bytes of a message that comes in a file: the environment and the arguments of a program may be two megabytes.
-LONG_BYTES = 8 << 20
-#: Answer of a program that begins, and what it is given to begin.
-READY, GO = b"r", b"g"
 
 
 class Fork(BaseException):
