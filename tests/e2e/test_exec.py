@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import pytest
 from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from trims.daemon.main import Daemon
@@ -24,8 +24,7 @@ def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
     (folder / "work").mkdir()
     made = Programs(folder / "work", daemon.config.runtime_dir)
     yield made
-    subprocess.run([made.command(["x"])[0], "exec", "--forget"], env=made.env, check=True, capture_output=True)
-    made.await_no_process()
+    made.end()
 
 
 UNBUFFERED = "unbuffered streams"

@@ -41,8 +41,7 @@ def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
     (folder / "work").mkdir()
     made = Programs(folder / "work", daemon.config.runtime_dir)
     yield made
-    subprocess.run([made.command(["x"])[0], "exec", "--forget"], env=made.env, check=True, capture_output=True)
-    made.await_no_process()
+    made.end()
 
 
 def outcomes(report: Path) -> dict[str, str]:

@@ -107,6 +107,11 @@ class Programs:
                     continue
         return found
 
+    def end(self) -> None:
+        """End all templates, and wait until nothing is left of them."""
+        subprocess.run([TRIMS, "exec", "--forget"], env=self.env, check=True, capture_output=True, timeout=DEADLINE_S)
+        self.await_no_process()
+
     def await_no_process(self) -> None:
         """Wait until nothing is left of programs, templates and hosts."""
         until_s = time.monotonic() + DEADLINE_S

@@ -394,9 +394,13 @@ class Host:
             start.asked = True
             self._last_start_s = time.monotonic()
             self._start(start, self._template, message, fds)
-        except (TrimsError, OSError, KeyError, TypeError, ValueError) as error:
+        except (TrimsError, OSError) as error:
             messages.close_all(fds)
             start.verdict = str(error)
+            self._refuse(start)
+        except (KeyError, TypeError, ValueError) as error:
+            messages.close_all(fds)
+            start.verdict = f"the request of the caller cannot be read, install the same trims: {error!r}"
             self._refuse(start)
 
     def _start(self, start: Start, template: TemplateProcess, plan: Message, fds: list[int]) -> None:

@@ -75,7 +75,9 @@ class Launch:
             door, key, answer = self._ask(program)
         except NotAProgram as not_one:
             self._step_aside(str(not_one))
-        except (TrimsError, OSError) as error:
+        except TrimsError as error:
+            self._step_aside(f"the daemon at {self._runtime_dir} refuses: {error}")
+        except OSError as error:
             self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}")
         if answer["mounts"] != mounts():
             self._step_aside("the daemon is in another mount namespace")
