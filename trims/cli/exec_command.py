@@ -7,11 +7,12 @@ The usual form is read here by hand, in front of all that the command line impor
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from typing import Any
 
 #: Seconds for which a template is kept without being used.
 _KEEP_ALIVE_S = 600.0

@@ -13,10 +13,9 @@ let these pass first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeGuard
+    from typing import ClassVar, TypeGuard
 
     from trims.core.functions import Raised
 

@@ -12,10 +12,10 @@ import fcntl
 import json
 import os
 from array import array
-from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, LostPeerError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket as wrapper
     from collections.abc import Sequence

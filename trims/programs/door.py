@@ -5,13 +5,15 @@ from __future__ import annotations
 # The C module under `socket`: see `trims.process.messages`.
 import _socket as socket
 import itertools
-from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError
 from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
 from trims.wire.frames import Decoder, encode
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from trims.wire.frames import Message
 
 _READ_BYTES = 64 << 10

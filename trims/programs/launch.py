@@ -17,7 +17,6 @@ import select
 import signal
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import TrimsError
@@ -30,9 +29,10 @@ from trims.programs.inside.observed import MEMORY_BYTES
 from trims.programs.inside.protocol import GO, LONG_BYTES, READY
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from trims.wire.frames import Message
 

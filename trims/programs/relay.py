@@ -12,14 +12,14 @@ import os
 import resource
 import select
 import signal
-from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError
 from trims.process import messages
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 #: `si_code` of a signal that the kernel sends, for a terminal: the whole group gets it.
 _BY_KERNEL = 0x80

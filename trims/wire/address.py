@@ -6,8 +6,8 @@ Paths are text here: every cold start of a client comes by, and pathlib or tempf
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

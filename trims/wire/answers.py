@@ -5,11 +5,12 @@ Apart from `messages`, so that a client that only asks does not import how reque
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from trims.core.errors import BadMessageError, TrimsError, from_code
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from trims.wire.frames import Message
 
 PROTOCOL_VERSION = 1

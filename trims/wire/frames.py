@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
 
 from trims.core.errors import BadMessageError
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 10
 
-Message = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = dict[str, Any]
+else:
+    Message = dict
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
 _from_text = json.JSONDecoder().decode
