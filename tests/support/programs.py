@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
 TRIMS = str(Path(sys.executable).with_name("trims"))
 DEADLINE_S = 60.0
 FORKED, OBSERVED, AS_EVER = "forked from a template", "this run is observed", "started as ever"
+
+
+class Environment:
+    """Virtual environment of this interpreter, with modules of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        version = sysconfig.get_python_version()
+        self.python = folder / "bin" / "python"
+        self.packages = folder / "lib" / f"python{version}" / "site-packages"
+        self.python.parent.mkdir(parents=True)
+        self.packages.mkdir(parents=True)
+        base = os.path.realpath(sys.executable)
+        self.python.symlink_to(base)
+        (folder / "pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\nversion = {version}\n")
+
+    def install(self, **modules: str) -> None:
+        for name, code in modules.items():
+            (self.packages / f"{name}.py").write_text(code)
 
 
 class Programs:

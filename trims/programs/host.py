@@ -1,4 +1,4 @@
-"""The host of one template: it observes a program's first run, makes the template of it, and starts programs from it.
+"""The host of one template: has it made from a program's first run (see `making`), and starts programs from it.
 
 One process for each program and environment, started by `trims exec` beside the first run, so it has the identity of
 its callers. Its session at the daemon's attach door makes the template known; the daemon ends the template by ending
@@ -26,40 +26,30 @@ from trims.core.errors import BadMessageError, LostPeerError, TrimsError
 from trims.process import messages
 from trims.process.subreaper import adopt
 from trims.programs.door import Door
-from trims.programs.freshness import Files, shadow, site_files
+from trims.programs.freshness import shadow
 from trims.programs.identity import identity_of
-from trims.programs.inside.observed import MARKS, MEMORY_BYTES, read_names
+from trims.programs.inside.observed import MEMORY_BYTES
 from trims.programs.inside.protocol import LONG_BYTES, MOST_DESCRIPTORS
+from trims.programs.making import Making, UnfitError
 from trims.programs.settings import differences
-from trims.programs.template_process import TemplateProcess
 from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trims.programs.freshness import Files
+    from trims.programs.template_process import TemplateProcess
     from trims.wire.frames import Message
 
-#: Seconds without a new import after which a program that still runs counts as started.
-_QUIET_S = 2.0
 #: Seconds between two looks at an observed program's imports.
 _LOOK_S = 0.5
-#: Templates that are tried, each without the modules that have spoilt the last.
-_MOST_ROUNDS = 24
 #: Seconds that a template may take for a fork; callers wait longer.
 _FORK_S = 3.0
-#: Seconds that a template may take to import.
-_IMPORT_S = 300.0
-#: Times that a template is made again because its programs import more.
-_MOST_RENEWALS = 16
 #: Forks that a template is asked for at once. Messages have 96 KiB at most, and two of them fit into a socket.
 _MOST_PENDING = 2
 _ACCEPT_PAUSE_S = 0.05
 #: Modules that are reported to the daemon as left out.
 _MOST_LEFT_OUT = 50
-
-
-class _Unfit(Exception):  # noqa: N818 - no error of ours
-    """The program cannot have a template; the message says why."""
 
 
 class Start:
@@ -95,29 +85,22 @@ class Host:
     def __init__(self, plan: Message, door: Door, names: mmap.mmap, program: int) -> None:
         self._plan = plan
         self._door: Door | None = door
-        self._names = names
+        self._making = Making(plan, names)
         self._program = program
         self._identity = identity_of()
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._template: TemplateProcess | None = None
-        self._coming: TemplateProcess | None = None
-        self._learned: list[str] = []
-        self._left_out: dict[str, str] = {}
-        #: Modules whose import failed, and why: a template does without them, too.
-        self._failed: dict[str, str] = {}
-        self._foreign: set[str] = set()
+        #: The template that is being made, as far as it is watched.
+        self._watched: TemplateProcess | None = None
+        self._watched_fd = -1
         self._files: Files | None = None
         self._listener: socket.socket | None = None
         self._starts: dict[int, Start] = {}
         #: Starts that the template was not asked for yet: what it is asked, and the descriptors.
         self._waiting: deque[tuple[Start, Message, list[int]]] = deque()
         self._by_pid: dict[int, Start] = {}
-        self._rounds = 0
-        self._renewals = 0
         self._last_start_s = self._asked_s = time.monotonic()
-        self._seen = (0, time.monotonic())
-        self._import_until_s = 0.0
 
     def run(self) -> None:
         """Serve until nothing is left to do."""
@@ -137,15 +120,16 @@ class Host:
                         self._guarded(handler)
                 self._guarded(self._tick)
         finally:
-            for template in (self._template, self._coming):
-                if template is not None:
-                    template.close()
+            self._making.close()
+            if self._template is not None:
+                self._template.close()
 
     def _guarded(self, handler: Callable[[], None]) -> None:
         """Carry something out. If it fails, no more programs are started, and those that run have their host still."""
         try:
             handler()
-        except _Unfit as unfit:
+            self._follow()
+        except UnfitError as unfit:
             self._report_unfit(str(unfit))
             self._retire()
         except Exception as error:  # noqa: BLE001 - programs that run depend on this process
@@ -161,7 +145,7 @@ class Host:
         self._poll.unregister(fd)
 
     def _pause_ms(self) -> float:
-        waits = self._template is None or self._coming is not None or self._template.pending
+        waits = self._template is None or self._making.coming is not None or self._template.pending
         return _LOOK_S * 1000 if waits else 5000
 
     def _tick(self) -> None:
@@ -169,16 +153,11 @@ class Host:
         now_s = time.monotonic()
         if self._door is None:
             return
-        if self._coming is not None:
-            if now_s > self._import_until_s:
-                self._without([self._coming.last_module()], f"it was not imported within {_IMPORT_S:g} s")
-        elif self._template is None and self._program >= 0:
-            _, end = read_names(self._names, 0)
-            if end != self._seen[0]:
-                self._seen = (end, now_s)
-            elif end > 0 and now_s - self._seen[1] > _QUIET_S:
-                self._prepare()
-        elif self._template is not None and self._template.pending and now_s - self._asked_s > _FORK_S:
+        self._making.leave_out_slow(now_s)
+        if self._template is None:
+            if self._making.coming is None and self._program >= 0:
+                self._making.begin_when_quiet(now_s)
+        elif self._template.pending and now_s - self._asked_s > _FORK_S:
             self._retire()  # it hangs, and holds what its callers have open
         elif not self._starts and now_s - self._last_start_s > self._plan["keep_alive_s"]:
             self._retire()
@@ -199,11 +178,11 @@ class Host:
             self._unwatch(self._listener.fileno())
             self._listener.close()
             self._listener = None
-        for name in ("_template", "_coming"):
-            template = getattr(self, name)
-            if template is not None:
-                setattr(self, name, None)
-                self._drop(template)
+        self._making.close()
+        self._follow()
+        template, self._template = self._template, None
+        if template is not None:
+            self._drop(template)
         while self._waiting:
             messages.close_all(self._waiting.popleft()[2])
         for start in list(self._starts.values()):
@@ -216,7 +195,7 @@ class Host:
                 self._door.ask({"op": "template", "key": self._plan["key"], "unfit": why[:1000]})
 
     def _announce(self) -> None:
-        """Make the template known to the daemon, with what it takes. Raises _Unfit if the daemon has no room for it."""
+        """Make the template known to the daemon, with what it takes. Raises UnfitError if there is no room for it."""
         assert self._door is not None
         assert self._template is not None
         assert self._template.facts is not None
@@ -231,56 +210,36 @@ class Host:
                 "op": "template", "key": self._plan["key"], "address": self._listener.getsockname()[1:].decode(),
                 "pid": self._template.child.pid, "nbytes": self._template.memory_bytes(),
                 "reads": self._template.facts["reads"], "modules": self._template.facts["count"],
-                "left_out": dict(list({**self._left_out, **self._failed}.items())[:_MOST_LEFT_OUT]),
+                "left_out": dict(list({**self._making.left_out, **self._making.failed}.items())[:_MOST_LEFT_OUT]),
             })  # fmt: skip
         except TrimsError as error:
-            raise _Unfit(str(error)) from error
+            raise UnfitError(str(error)) from error
         except OSError:
             self._retire()
 
-    # -- making the template ---------------------------------------------------------------------------------------
+    # -- templates -------------------------------------------------------------------------------------------------
 
     def _observed_to_its_end(self) -> None:
         self._unwatch(self._program)
         os.close(self._program)
         self._program = -1
-        if self._template is None and self._coming is None:
-            self._prepare()
-        elif self._template is not None:
-            self._learn(read_names(self._names)[0])
+        if self._template is not None:
+            self._making.read_first_run()
+        elif self._making.coming is None:
+            self._making.begin()
 
-    def _prepare(self) -> None:
-        self._learned = read_names(self._names)[0]
-        self._begin_template()
-
-    def _begin_template(self) -> None:
-        self._rounds += 1
-        if self._rounds > _MOST_ROUNDS:
-            left = ", ".join(list(self._left_out)[:5])
-            raise _Unfit(f"no template can be made of what it imports: {left} and others cannot be in one")
-        plan = self._plan
-        try:
-            self._coming = TemplateProcess(
-                plan["interpreter"], plan["flags"], plan["environment"], self._learned,
-                banned=list(self._left_out), own=plan["own"],
-                folder=plan["folder"], working_folder=plan["working_folder"], unread=plan["unread"],
-            )  # fmt: skip
-        except OSError as error:
-            raise _Unfit(f"{plan['interpreter']} cannot be started: {error}") from error
-        self._import_until_s = time.monotonic() + _IMPORT_S
-        coming = self._coming
-        self._watch(coming.child.socket.fileno(), lambda: self._hear_template(coming))
-
-    def _without(self, modules: list[str], why: str) -> None:
-        """Begin once more, without modules that have spoilt the template, or killed it."""
-        assert self._coming is not None
-        coming, self._coming = self._coming, None
-        self._drop(coming)
-        new = [name for name in modules if name and not _is_within(name, tuple(self._left_out))]
-        if not new:
-            raise _Unfit(why)
-        self._left_out.update(dict.fromkeys(new, why))
-        self._begin_template()
+    def _follow(self) -> None:
+        """Watch the template that is being made, if it is another one than before."""
+        coming = self._making.coming
+        if coming is self._watched:
+            return
+        if self._watched is not None and self._watched is not self._template:
+            self._unwatch(self._watched_fd)
+            self._reap()  # what its end may have kept from being buried
+        self._watched = coming
+        if coming is not None:
+            self._watched_fd = coming.child.socket.fileno()
+            self._watch(self._watched_fd, lambda: self._hear_template(coming))
 
     def _drop(self, template: TemplateProcess) -> None:
         """End a template; the forks that nothing has heard of yet end with their callers' connections."""
@@ -289,7 +248,7 @@ class Host:
             start.verdict = "the template has ended"
             self._refuse(start)
         template.pending.clear()
-        if template is not self._coming and self._template is not None:
+        if self._template is not None:
             self._fork_next(self._template)  # it is the one after this
         template.close()
         self._reap()
@@ -307,53 +266,36 @@ class Host:
         message, fds = received
         op = message["op"]
         if op == "imported":
-            self._take(template, message)
+            self._take(message)
         elif op == "spoilt":
-            self._without(message["modules"], message["why"])
+            self._making.leave_out(message["modules"], message["why"])
         elif op in ("forked", "refused"):
             self._forked(template, message, fds)
         elif op == "stopped":
             self._report(message["pid"], {"op": "stopped", "signal": message["signal"]})
         elif op == "ended":
             self._report_end(message["pid"], message["status"])
-            self._learn(message["modules"])
+            if self._door is not None:
+                self._making.learn(message["modules"])
 
     def _lose(self, template: TemplateProcess) -> None:
-        if template is self._coming:
-            words = template.last_words()
-            self._without([template.last_module()], f"the template ended while it imported it: {words[-200:]}")
+        if template is self._making.coming:
+            self._making.leave_out_last()
         else:
             self._retire()
 
-    def _take(self, template: TemplateProcess, facts: Message) -> None:
-        template.facts = facts
-        files = Files(
-            [*facts["files"], *site_files(facts["prefix"], facts["sites"])], facts["sites"], template.since_ns
-        )
-        if files.torn is not None:  # it was installed just now
-            self._coming = None
-            self._drop(template)
-            time.sleep(0.1)
-            self._begin_template()
+    def _take(self, facts: Message) -> None:
+        """Use the template that has imported in the place of the one before it."""
+        made = self._making.take(facts)
+        if made is None:
             return
-        self._foreign.update(facts["own"])
-        self._failed = facts["failed"]
-        old, self._template, self._coming, self._files = self._template, template, None, files
-        self._rounds = 0
+        old = self._template
+        self._template, self._files = made
+        self._follow()
         if old is not None:
             self._drop(old)
         self._last_start_s = max(self._last_start_s, time.monotonic())
         self._announce()
-
-    def _learn(self, modules: list[str]) -> None:
-        """Make the template again if programs have imported modules that it does not know."""
-        known, banned = {*self._learned, *self._failed}, tuple(self._left_out)
-        others = [name for name in modules if name not in known and not _is_within(name, banned)]
-        new = [name for name in others if name[0] not in MARKS and name.partition(".")[0] not in self._foreign]
-        if new and self._door is not None and self._coming is None and self._renewals < _MOST_RENEWALS:
-            self._renewals += 1
-            self._learned += others
-            self._begin_template()
 
     # -- starts ----------------------------------------------------------------------------------------------------
 
@@ -464,8 +406,9 @@ class Host:
         elif start.pid and start.verdict is not None:
             assert self._template is not None
             assert self._template.facts is not None
-            facts = {"modules": self._template.facts["count"], "left_out": self._left_out, "failed": self._failed}
-            self._send(start, {"op": "ready", "pid": start.pid, **facts}, [start.pidfd])
+            made, modules = self._making, self._template.facts["count"]
+            ready = {"op": "ready", "pid": start.pid, "modules": modules, "left_out": made.left_out}
+            self._send(start, {**ready, "failed": made.failed}, [start.pidfd])
 
     def _refuse(self, start: Start) -> None:
         self._send(start, {"op": "refused", "why": start.verdict})
@@ -516,7 +459,7 @@ class Host:
 
     def _reap(self) -> None:
         """Report on programs whose template has ended, and bury what programs have left."""
-        templates = {each.child.pid for each in (self._template, self._coming) if each is not None}
+        templates = {each.child.pid for each in (self._template, self._making.coming) if each is not None}
         options = os.WEXITED | os.WSTOPPED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
@@ -528,11 +471,6 @@ class Host:
                 else:
                     exited = found.si_code == os.CLD_EXITED
                     self._report_end(found.si_pid, found.si_status if exited else -found.si_status)
-
-
-def _is_within(name: str, packages: tuple[str, ...]) -> bool:
-    """Return whether a module is one of these, or lies in one."""
-    return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ import select
 import signal
 import socket
 import sys
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.programs import Environment
 from trims.process.messages import send
 from trims.programs.inside.template import GO, READY
 from trims.programs.template_process import TemplateProcess
@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     MakeFork: TypeAlias = Callable[..., "Fork"]
 
 WAIT_S = 50.0
-
-
-class Environment:
-    """Virtual environment of this interpreter, with modules of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        version = sysconfig.get_python_version()
-        self.python = folder / "bin" / "python"
-        self.packages = folder / "lib" / f"python{version}" / "site-packages"
-        self.python.parent.mkdir(parents=True)
-        self.packages.mkdir(parents=True)
-        base = os.path.realpath(sys.executable)
-        self.python.symlink_to(base)
-        (folder / "pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\nversion = {version}\n")
-
-    def install(self, **modules: str) -> None:
-        for name, code in modules.items():
-            (self.packages / f"{name}.py").write_text(code)
 
 
 @pytest.fixture

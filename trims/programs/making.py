@@ -1,0 +1,165 @@
+"""The making of a program's template: from what its first run imports, again without what spoils it, again with more.
+
+Modules that leave a process unfit to be forked are left out, one try after the other. Later programs may import more
+than the first one did; then a further template is made, while the one before it is in use.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from trims.programs.freshness import Files, site_files
+from trims.programs.inside.observed import MARKS, read_names
+from trims.programs.template_process import TemplateProcess
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Sequence
+
+    from trims.wire.frames import Message
+
+#: Seconds without a new import after which a program that still runs counts as started.
+_QUIET_S = 2.0
+#: Templates that are tried, each without the modules that have spoilt the last.
+_MOST_ROUNDS = 24
+#: Seconds that a template may take to import.
+_IMPORT_S = 300.0
+#: Times that a template is made again because its programs import more.
+_MOST_RENEWALS = 16
+#: Seconds before another try after one that has read files while they were written.
+_TORN_PAUSE_S = 0.1
+
+
+class UnfitError(Exception):
+    """The program cannot have a template; the message says why."""
+
+
+class Making:
+    """Making of the templates of one program.
+
+    Args:
+        plan: See `host.Host`.
+        names: Memory in which the first run notes what it imports.
+
+    Attributes:
+        coming: The template that is importing; None if there is none.
+        left_out: Modules that no template has, and why.
+        failed: Modules whose import failed, and why: templates do without them, too.
+    """
+
+    def __init__(self, plan: Message, names: mmap.mmap) -> None:
+        self.coming: TemplateProcess | None = None
+        self.left_out: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self._plan = plan
+        self._names = names
+        self._learned: list[str] = []
+        #: Modules of the top level that are the program's own.
+        self._foreign: set[str] = set()
+        self._rounds = 0
+        self._renewals = 0
+        self._seen = (0, time.monotonic())
+        self._import_until_s = 0.0
+
+    def begin(self) -> None:
+        """Begin with what the first run has imported until now. Raises UnfitError."""
+        self._learned = read_names(self._names)[0]
+        self._begin_template()
+
+    def begin_when_quiet(self, now_s: float) -> None:
+        """Begin if the first run has imported something, and nothing more for a while. Raises UnfitError."""
+        _, end = read_names(self._names, 0)
+        if end != self._seen[0]:
+            self._seen = (end, now_s)
+        elif end > 0 and now_s - self._seen[1] > _QUIET_S:
+            self.begin()
+
+    def read_first_run(self) -> None:
+        """Learn what the first run has imported, now that it has ended. Raises UnfitError."""
+        self.learn(read_names(self._names)[0])
+
+    def learn(self, modules: Sequence[str]) -> None:
+        """Begin once more if programs have imported modules that the template does not know. Raises UnfitError."""
+        known, banned = {*self._learned, *self.failed}, tuple(self.left_out)
+        others = [name for name in modules if name not in known and not _is_within(name, banned)]
+        new = [name for name in others if name[0] not in MARKS and name.partition(".")[0] not in self._foreign]
+        if new and self.coming is None and self._renewals < _MOST_RENEWALS:
+            self._renewals += 1
+            self._learned += others
+            self._begin_template()
+
+    def take(self, facts: Message) -> tuple[TemplateProcess, Files] | None:
+        """Return the template that has imported, and the files that it depends on.
+
+        Args:
+            facts: What it reports.
+
+        Returns:
+            None if another try has begun, because files were written while it read them.
+
+        Raises:
+            UnfitError: There is no other try.
+        """
+        template = self.coming
+        assert template is not None
+        template.facts = facts
+        paths = [*facts["files"], *site_files(facts["prefix"], facts["sites"])]
+        files = Files(paths, facts["sites"], template.since_ns)
+        if files.torn is not None:
+            self.close()
+            time.sleep(_TORN_PAUSE_S)
+            self._begin_template()
+            return None
+        self._foreign.update(facts["own"])
+        self.failed = facts["failed"]
+        self.coming = None
+        self._rounds = 0
+        return template, files
+
+    def leave_out(self, modules: Sequence[str], why: str) -> None:
+        """Begin once more, without modules that have spoilt the template, or killed it. Raises UnfitError."""
+        self.close()
+        new = [name for name in modules if name and not _is_within(name, tuple(self.left_out))]
+        if not new:
+            raise UnfitError(why)
+        self.left_out.update(dict.fromkeys(new, why))
+        self._begin_template()
+
+    def leave_out_last(self) -> None:
+        """Begin once more, without the module whose import has ended the template. Raises UnfitError."""
+        assert self.coming is not None
+        words = self.coming.last_words()
+        self.leave_out([self.coming.last_module()], f"the template ended while it imported it: {words[-200:]}")
+
+    def leave_out_slow(self, now_s: float) -> None:
+        """Begin once more, without a module whose import takes too long, if one does. Raises UnfitError."""
+        if self.coming is not None and now_s > self._import_until_s:
+            self.leave_out([self.coming.last_module()], f"it was not imported within {_IMPORT_S:g} s")
+
+    def close(self) -> None:
+        """End the template that is importing. Idempotent."""
+        coming, self.coming = self.coming, None
+        if coming is not None:
+            coming.close()
+
+    def _begin_template(self) -> None:
+        self._rounds += 1
+        if self._rounds > _MOST_ROUNDS:
+            left = ", ".join(list(self.left_out)[:5])
+            raise UnfitError(f"no template can be made of what it imports: {left} and others cannot be in one")
+        plan = self._plan
+        try:
+            self.coming = TemplateProcess(
+                plan["interpreter"], plan["flags"], plan["environment"], self._learned,
+                banned=list(self.left_out), own=plan["own"],
+                folder=plan["folder"], working_folder=plan["working_folder"], unread=plan["unread"],
+            )  # fmt: skip
+        except OSError as error:
+            raise UnfitError(f"{plan['interpreter']} cannot be started: {error}") from error
+        self._import_until_s = time.monotonic() + _IMPORT_S
+
+
+def _is_within(name: str, packages: tuple[str, ...]) -> bool:
+    """Return whether a module is one of these, or lies in one."""
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
