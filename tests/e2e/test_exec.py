@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from looking import wait_until
 from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
@@ -255,3 +256,18 @@ def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:
     ended = programs.run("python", name, options=("--why",), **how)
     assert FORKED in ended.stderr
     assert outcome(ended) == outcome(programs.alone("python", name, **how))
+
+
+def test_a_template_is_made_again_with_what_later_runs_import_but_not_for_second_names(programs: Programs) -> None:
+    name = programs.write(
+        "script.py", "import sys, json\nsys.modules['json.second'] = json\nif sys.argv[1:]:\n    import wave\n"
+    )
+    programs.learn("python", name)
+    (first,) = programs.templates()
+    for _ in range(2):
+        assert FORKED in programs.way("python", name)
+    (still,) = programs.templates()
+    assert (still["pid"], still["modules"]) == (first["pid"], first["modules"])
+    assert FORKED in programs.way("python", name, "more")
+    wait_until(lambda: programs.templates()[0]["modules"] > first["modules"], "a template with more modules")
+    assert FORKED in programs.way("python", name, "more")

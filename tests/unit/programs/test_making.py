@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from looking import wait_until
+from programs import Environment
 
-from tests.support.looking import wait_until
-from tests.support.programs import Environment
 from trims.programs.inside.observed import MEMORY_BYTES, write_name
 from trims.programs.making import Making, UnfitError
 

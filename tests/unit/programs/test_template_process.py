@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from programs import Environment
 
-from tests.support.programs import Environment
 from trims.process.messages import send
 from trims.programs.inside.template import GO, READY
 from trims.programs.template_process import TemplateProcess

@@ -61,6 +61,8 @@ class Ending:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if getattr(getattr(spec, "loader", None), "__module__", None) not in _LOADERS:
                 continue  # a finder of the program's own has loaded it, such as pytest's
+            if getattr(spec, "name", None) != name:
+                continue  # it is there under a second name, which nothing can import
             write_name(self._memory, name)
             if spec is not None and "." not in name:
                 write_name(self._memory, with_detail(PLACE, name, str(spec.origin or "")))
