@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from programs import AS_EVER, DEADLINE_S, FORKED, OBSERVED, Programs
 
+from trims.process.messages import receive, send
+from trims.programs.door import Door
+from trims.wire.address import ATTACH_SOCKET
 from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
@@ -84,6 +87,10 @@ def state_of(pid: int) -> str:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def forks_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ends_with(process: subprocess.Popen[str], status: int, out: str = "line\n") -> str:
@@ -211,6 +218,30 @@ def test_a_caller_that_is_killed_before_it_begins_starts_nothing(programs: Progr
     assert out == ""
     assert FORKED in programs.way("python", "waits.py", input="\n")
     until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "it has begun")
+
+
+@pytest.mark.parametrize("ends", ["caller", "template"])
+def test_a_caller_that_says_hello_and_no_more_leaves_nothing(programs: Programs, ends: str) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    (template,) = programs.templates()
+    door = Door.open(f"{programs.env['TRIMS_RUNTIME_DIR']}/{ATTACH_SOCKET}")
+    answer = door.ask({"op": "program", "key": template["key"], "name": template["name"], "unread": {}})
+    door.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
+        conn.settimeout(DEADLINE_S)
+        conn.connect(f"\0{answer['address']}")
+        send(conn, {"op": "hello"})
+        assert receive(conn) == ({"op": "welcome"}, [])
+        until(lambda: forks_of(template["pid"]), "it has not forked")
+        (fork,) = forks_of(template["pid"])
+        if ends == "template":
+            os.kill(template["pid"], signal.SIGKILL)
+            until(lambda: programs.templates() == [], "the template stays")
+            send(conn, {"folder": "/"}, [conn.fileno()])
+            refused, _ = receive(conn) or ({}, [])
+            assert refused["op"] == "refused"
+    until(lambda: not is_there(fork), "the fork stays")
 
 
 def test_a_caller_that_was_stopped_goes_on(waiting: subprocess.Popen[str]) -> None:

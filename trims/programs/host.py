@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 #: Seconds that a template may take for a fork; callers wait longer.
 _FORK_S = 3.0
-#: Forks that a template is asked for at once. Messages have 96 KiB at most, and two of them fit into a socket.
+#: Forks that a template is asked for at once, so that one that hangs holds few.
 _MOST_PENDING = 2
 _ACCEPT_PAUSE_S = 0.05
 #: Modules that are reported to the daemon as left out.
@@ -57,6 +57,9 @@ class Start:
 
     Attributes:
         conn: To the caller.
+        plans: To the fork, which reads there what it becomes; None before the caller has said hello.
+        template: That forks.
+        files: Those that it depends on.
         verdict: Why the fork must not be used; empty if it may be, None before that is known.
         pid: Of the fork; 0 before there is one, and after its end.
         pidfd: Of it.
@@ -64,7 +67,9 @@ class Start:
 
     def __init__(self, conn: socket.socket) -> None:
         self.conn = conn
-        self.asked = False
+        self.plans: socket.socket | None = None
+        self.template: TemplateProcess | None = None
+        self.files: Files | None = None
         self.verdict: str | None = None
         self.pid = 0
         self.pidfd = -1
@@ -97,8 +102,8 @@ class Host:
         self._files: Files | None = None
         self._listener: socket.socket | None = None
         self._starts: dict[int, Start] = {}
-        #: Starts that the template was not asked for yet: what it is asked, and the descriptors.
-        self._waiting: deque[tuple[Start, Message, list[int]]] = deque()
+        #: Starts that the template was not asked for yet, and the sockets of their forks.
+        self._waiting: deque[tuple[Start, socket.socket]] = deque()
         self._by_pid: dict[int, Start] = {}
         self._last_start_s = self._asked_s = time.monotonic()
 
@@ -184,7 +189,7 @@ class Host:
         if template is not None:
             self._drop(template)
         while self._waiting:
-            messages.close_all(self._waiting.popleft()[2])
+            self._waiting.popleft()[1].close()
         for start in list(self._starts.values()):
             if not start.pid:
                 self._end_start(start)
@@ -327,35 +332,44 @@ class Host:
             self._caller_gone(start)
             return
         message, fds = received
-        if message.get("op") == "hello" and not fds:
-            self._send(start, {"op": "welcome"})
-            return
         try:
-            if start.asked or self._template is None:
+            if self._template is None:
                 raise LostPeerError("the template has ended")
-            start.asked = True
-            self._last_start_s = time.monotonic()
-            self._start(start, self._template, message, fds)
+            if start.plans is None:
+                self._greet(start, self._template)
+            elif start.verdict is None:
+                self._start(start, start.plans, message, fds)
         except (TrimsError, OSError) as error:
-            messages.close_all(fds)
             start.verdict = str(error)
             self._refuse(start)
         except (KeyError, TypeError, ValueError) as error:
-            messages.close_all(fds)
             start.verdict = f"the request of the caller cannot be read, install the same trims: {error!r}"
             self._refuse(start)
+        finally:
+            messages.close_all(fds)
 
-    def _start(self, start: Start, template: TemplateProcess, plan: Message, fds: list[int]) -> None:
-        """Have the template fork, and look meanwhile whether the fork may be used."""
-        pid = Peer.of(start.conn).pid
-        if identity_of(pid) != self._identity:
+    def _greet(self, start: Start, template: TemplateProcess) -> None:
+        """Have the template fork for a caller, which prepares its plan meanwhile."""
+        if identity_of(Peer.of(start.conn).pid) != self._identity:
             raise LostPeerError("the caller is in another control group, namespace or sandbox, or has other rights")
-        self._waiting.append((start, {**plan, **differences(pid), "op": "fork"}, fds))
+        self._last_start_s = time.monotonic()
+        start.template, start.files = template, self._files
+        start.plans, forks = messages.pair()
+        self._waiting.append((start, forks))
         self._fork_next(template)
-        assert self._files is not None
-        changed = self._files.changed()
+        self._send(start, {"op": "welcome"})
+
+    def _start(self, start: Start, plans: socket.socket, plan: Message, fds: list[int]) -> None:
+        """Hand a plan to its fork, and look whether the fork may be used."""
+        assert start.template is not None
+        assert start.files is not None
+        folder = plan["folder"]
+        with contextlib.suppress(LostPeerError):  # the template refuses or ends, which is heard next
+            messages.send(plans, {**plan, **differences(Peer.of(start.conn).pid)}, fds, long=True)
+        plans.close()
+        changed = start.files.changed()
         if changed is None:
-            start.verdict = self._shadowed(template, plan["folder"])
+            start.verdict = self._shadowed(start.template, folder)
             self._answer(start)
         else:
             start.verdict = f"{changed} has changed since the template was made"
@@ -365,14 +379,12 @@ class Host:
     def _fork_next(self, template: TemplateProcess) -> None:
         """Have the template fork for those that wait, a few at a time: a message beyond those might have to wait."""
         while self._waiting and len(template.pending) < _MOST_PENDING:
-            start, plan, fds = self._waiting.popleft()
-            try:
+            start, forks = self._waiting.popleft()
+            with forks:
                 if not start.gone:
-                    messages.send(template.child.socket, plan, fds, long=True)
+                    messages.send(template.child.socket, {"op": "fork"}, [forks.fileno()])
                     template.pending.append(start)
                     self._asked_s = time.monotonic()
-            finally:
-                messages.close_all(fds)
 
     def _shadowed(self, template: TemplateProcess, folder: str) -> str:
         """Return why a program in a folder would import others than the template did; empty text if it would not."""
@@ -404,9 +416,9 @@ class Host:
         if start.verdict:
             self._refuse(start)
         elif start.pid and start.verdict is not None:
-            assert self._template is not None
-            assert self._template.facts is not None
-            made, modules = self._making, self._template.facts["count"]
+            assert start.template is not None
+            assert start.template.facts is not None
+            made, modules = self._making, start.template.facts["count"]
             ready = {"op": "ready", "pid": start.pid, "modules": modules, "left_out": made.left_out}
             self._send(start, {**ready, "failed": made.failed}, [start.pidfd])
 
@@ -422,6 +434,8 @@ class Host:
         self._unwatch(start.conn.fileno())
         del self._starts[start.conn.fileno()]
         start.conn.close()
+        if start.plans is not None:
+            start.plans.close()
         start.gone = True
         if start.pid:
             self._kill(start)

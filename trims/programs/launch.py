@@ -180,9 +180,7 @@ class Launch:
         conn.connect(f"\0{address}")
         if _UCRED.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1] != os.geteuid():
             raise OSError("the template is another user's")
-        # First without descriptors: those that lie in the queue of a host that hangs would stay open.
-        messages.send(conn, {"op": "hello"})
-        _received(conn)
+        messages.send(conn, {"op": "hello"})  # which it forks for, while the rest is prepared here
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = {
@@ -190,10 +188,13 @@ class Launch:
             "environment": dict(os.environ), "numbers": numbers, "blocked": sorted(map(int, blocked)),
             "ignored": sorted(int(each) for each in signal.valid_signals() if _is_ignored(each)),
         }  # fmt: skip
-        messages.send(conn, plan, [theirs.fileno(), folder, *numbers], long=True)
+        # Descriptors behind the answer only: those that lie in the queue of a host that hangs would stay open.
+        answer, _ = _received(conn)
+        if answer["op"] == "welcome":
+            messages.send(conn, plan, [theirs.fileno(), folder, *numbers], long=True)
+            answer, fds = _received(conn)
         theirs.close()
         os.close(folder)
-        answer, fds = _received(conn)
         if answer["op"] != "ready":
             raise OSError(answer.get("why") or "the template refuses")
         self._say(f"forked from a template with {answer['modules']} modules{_left_out(answer)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from programs import Environment
 
-from trims.process.messages import send
+from trims.process.messages import pair, send
 from trims.programs.inside.template import GO, READY
 from trims.programs.template_process import TemplateProcess
 
@@ -254,7 +254,10 @@ class Fork:
         }  # fmt: skip
         where = os.open(folder, os.O_PATH)
         try:
-            send(template.child.socket, {**plan, "op": "fork"}, [theirs.fileno(), where, given, taken], long=True)
+            plans, forks = pair()
+            with plans, forks:
+                send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+                send(plans, plan, [theirs.fileno(), where, given, taken], long=True)
         finally:
             theirs.close()
             for fd in (where, given, taken):
@@ -338,6 +341,41 @@ def test_a_program_whose_caller_never_begins_does_nothing(start: Start, fork: Ma
     program.ours.close()
     assert program.has_ended()
     assert program.read() == ""
+
+
+@pytest.mark.parametrize("plan", [None, {}, {"numbers": "none"}], ids=["none", "without descriptors", "of no sense"])
+def test_a_fork_whose_plan_cannot_be_read_does_nothing(
+    start: Start, capfd: pytest.CaptureFixture[str], plan: dict[str, Any] | None
+) -> None:
+    template = start("json")
+    facts_of(template)
+    plans, forks = pair()
+    with plans, forks:
+        send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+        if plan is not None:
+            given = [forks.fileno(), forks.fileno()] if plan else []
+            send(plans, plan, given)
+    forked = received(template)
+    assert forked is not None
+    os.close(forked[1][0])
+    ended = heard(template)
+    assert ended is not None
+    assert (ended["op"], ended["pid"], ended["status"]) == ("ended", forked[0]["pid"], 0 if plan is None else 70)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_template_that_ends_before_a_plan_comes_is_seen_to_end(start: Start) -> None:
+    template = start("json")
+    facts_of(template)
+    plans, forks = pair()
+    with plans:
+        with forks:
+            send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+        forked = received(template)
+        assert forked is not None
+        os.close(forked[1][0])
+        os.kill(template.child.pid, signal.SIGKILL)
+        assert heard(template) is None
 
 
 def test_a_fork_that_cannot_have_its_surroundings_says_why_and_ends(start: Start, fork: MakeFork) -> None:

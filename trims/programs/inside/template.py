@@ -4,11 +4,12 @@ Standard library only until its first message. Messages on its socket to the hos
 
     {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...]}
                             -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
-    {"op": "fork", ...} and descriptors
+    {"op": "fork"} and a socket
                             -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
 
 and without being asked {"op": "ended", "pid": ..., "status": ..., "modules": [...]} and {"op": "stopped", "pid": ...,
-"signal": ...}. The template ends with its socket; its programs do not.
+"signal": ...}. The template ends with its socket; its programs do not. A fork is asked for before it is known what it
+becomes, which it reads on its own socket, with descriptors: the caller prepares that while the template forks.
 """
 
 from __future__ import annotations
@@ -44,14 +45,13 @@ class Fork(BaseException):
     """Raised in a fork, to leave all frames of the template.
 
     Args:
-        plan: See `surroundings.become`; `arguments` and `argv` are the program's, `numbers` its descriptors'.
-        fds: The socket on which the caller says that it begins, and those for `take_descriptors`.
+        sock: Descriptor of the fork's socket to the host.
         memory: For the names of what it imports.
     """
 
-    def __init__(self, plan: Message, fds: list[int], memory: mmap.mmap) -> None:
+    def __init__(self, sock: int, memory: mmap.mmap) -> None:
         super().__init__()
-        self.plan, self.fds, self.memory = plan, fds, memory
+        self.sock, self.memory = sock, memory
 
 
 class Template:
@@ -101,12 +101,12 @@ class Template:
         if message["op"] == "import":
             messages.send(self._sock, self._importer.run(message), long=True)
         else:
-            self._fork(message, fds)
+            self._fork(fds)
         return True
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
-    def _fork(self, plan: Message, fds: list[int]) -> None:
+    def _fork(self, fds: list[int]) -> None:
         why = self._blocker({*self._known, *fds})
         if why is not None:
             messages.close_all(fds)
@@ -115,7 +115,7 @@ class Template:
         memory = mmap.mmap(-1, _NEW_NAMES_BYTES)
         pid = os.fork()
         if pid == 0:
-            raise Fork(plan, fds, memory)
+            raise Fork(fds[0], memory)
         messages.close_all(fds)
         self._children[pid] = memory
         pidfd = os.pidfd_open(pid)
@@ -126,27 +126,42 @@ class Template:
         """Return why this process must not be forked now; None if it may be."""
         return None if self._importer.restarting else fork_safety.fork_blocker(own)
 
-    def begin(self, fork: Fork, ending: Ending) -> None:
-        """Make a fork the program's process, and wait until the caller begins; without that it ends."""
-        go = fork.fds[0]
+    def begin(self, fork: Fork, ending: Ending) -> Message:
+        """Make a fork the program's process, and wait until the caller begins; without that it ends.
+
+        Returns:
+            The plan: see `surroundings.become`; `arguments` and `argv` are the program's, `numbers` its descriptors'.
+            It comes with the socket on which the caller says that it begins, and those for `take_descriptors`.
+        """
+        go = -1
         try:
             signal.set_wakeup_fd(-1)
-            for each in (self._sock, *self._wakers):
-                each.detach()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (self._sock, *self._wakers):
+                each.close()  # or the template's end could not be seen while this one waits
             os.setpgid(0, 0)
-            go = take_descriptors(fork.plan["numbers"], fork.fds[1:], go)
-            become(fork.plan, self._importer.changed)
+            with socket.socket(fileno=fork.sock) as sock:
+                received = messages.receive(sock, most_fds=MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
+            if received is None:
+                os._exit(0)
+            plan, (go, *fds) = received
+            go = take_descriptors(plan["numbers"], fds, go)
+            become(plan, self._importer.changed)
             reseed(self._importer.reseeders)
             ending.begin(fork.memory)
             gc.enable()
         except BaseException as error:  # noqa: BLE001 - the caller runs the program itself
-            os.write(go, f"{type(error).__name__}: {error}"[:1000].encode())
+            with contextlib.suppress(OSError):
+                os.write(go, f"{type(error).__name__}: {error}"[:1000].encode())
             os._exit(70)
-        if os.read(go, 1) != GO:
-            os._exit(0)
-        os.write(go, READY)
+        try:
+            if os.read(go, 1) != GO:
+                os._exit(0)
+            os.write(go, READY)
+        except OSError:
+            os._exit(0)  # its caller is gone
         os.close(go)
+        return plan
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -183,5 +198,5 @@ def main(before: set[str]) -> None:
     except BaseException:  # noqa: BLE001 - nothing may get out of a template but a fork
         sys.excepthook(*sys.exc_info())
         os._exit(70)
-    template.begin(fork, ending)
-    run(fork.plan["arguments"], fork.plan["argv"], ending.note)
+    plan = template.begin(fork, ending)
+    run(plan["arguments"], plan["argv"], ending.note)
