@@ -123,6 +123,22 @@ def test_a_program_goes_on_when_the_daemon_ends(
     programs.await_no_process()
 
 
+def test_a_program_that_has_ended_before_its_template_keeps_its_status(
+    waiting: subprocess.Popen[str], programs: Programs, daemon: Daemon
+) -> None:
+    pid = started(waiting)
+    host = parent_of(programs.templates()[0]["pid"])
+    os.kill(host, signal.SIGSTOP)
+    assert waiting.stdin is not None
+    waiting.stdin.write("line\n")
+    waiting.stdin.flush()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the program goes on")
+    daemon.ask_to_end(purge=True)  # which the host sees first
+    daemon.stop()
+    os.kill(host, signal.SIGCONT)
+    ends_with(waiting, 5)
+
+
 def test_a_program_goes_on_when_its_template_is_killed(waiting: subprocess.Popen[str], programs: Programs) -> None:
     pid = started(waiting)
     template = programs.templates()[0]["pid"]

@@ -255,6 +255,13 @@ class Host:
         template.pending.clear()
         if self._template is not None:
             self._fork_next(self._template)  # it is the one after this
+        template.kill()
+        with contextlib.suppress(BlockingIOError, BadMessageError):
+            while received := template.receive():
+                message, fds = received
+                messages.close_all(fds)
+                if message["op"] == "ended":  # before its template has
+                    self._report_end(message["pid"], message["status"])
         template.close()
         self._reap()
 
@@ -479,8 +486,9 @@ class Host:
             while found := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
                 if found.si_pid in templates:
                     return  # its socket has ended, too, which is heard next; `_drop` comes back here
-                os.waitid(os.P_PID, found.si_pid, options)
-                if found.si_code == os.CLD_STOPPED:
+                stopped = found.si_code == os.CLD_STOPPED
+                os.waitid(os.P_PID, found.si_pid, os.WNOHANG | (os.WSTOPPED if stopped else os.WEXITED))
+                if stopped:
                     self._report(found.si_pid, {"op": "stopped", "signal": found.si_status})
                 else:
                     exited = found.si_code == os.CLD_EXITED

@@ -112,11 +112,17 @@ class TemplateProcess:
         with open(f"/proc/{self.child.pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 
-    def close(self) -> None:
-        """End it, and what its imports have started. Its programs live on. Idempotent."""
+    def kill(self) -> None:
+        """Kill it, and what its imports have started, and wait for its end. Its programs live on. Idempotent."""
         if self.child.status is None:
             with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
                 os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.kill()
+            self.child.wait()
+
+    def close(self) -> None:
+        """Kill it, and give back what it took here. Idempotent."""
+        self.kill()
         self.child.close()
         for fd in (self._output, self._progress):
             if fd >= 0:

@@ -164,16 +164,20 @@ class Template:
         return plan
 
     def _reap(self) -> None:
+        """Report on forks. One that has ended is buried after that, or its status would be lost with this process."""
+        options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
-            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG):
+            while found := os.waitid(os.P_ALL, 0, options):
                 if found.si_code == os.CLD_STOPPED:
                     messages.send(self._sock, {"op": "stopped", "pid": found.si_pid, "signal": found.si_status})
+                    os.waitid(os.P_PID, found.si_pid, os.WSTOPPED | os.WNOHANG)
                     continue
                 status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
                 memory = self._children.pop(found.si_pid, None)
                 modules = read_names(memory)[0] if memory is not None else []
                 ended = {"op": "ended", "pid": found.si_pid, "status": status, "modules": modules}
                 messages.send(self._sock, ended, long=True)
+                os.waitid(os.P_PID, found.si_pid, os.WEXITED)
 
 
 def main(before: set[str]) -> None:
