@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pty
 import random
@@ -291,10 +292,12 @@ class Terminal:
         self.process = programs.start(*words, preexec_fn=take, **streams)
         self.shown = ""
 
-    def await_text(self, text: str) -> None:
+    def await_text(self, text: str, again: Callable[[], None] = lambda: None) -> None:
+        """Wait until a text is shown, and do something again and again meanwhile."""
         end_s = time.monotonic() + DEADLINE_S
         while text not in self.shown:
             assert time.monotonic() < end_s, self.shown
+            again()
             if select.select([self.screen], [], [], 0.1)[0]:
                 self.shown += os.read(self.screen, 1000).decode()
 
@@ -334,8 +337,13 @@ def test_a_terminal_has_a_size_and_takes_lines(terminal: Terminal) -> None:
     terminal.await_text("number")
     terminal.press(b"hello\n")
     terminal.await_text("read hello")
-    fcntl.ioctl(terminal.screen, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-    terminal.await_text("size os.terminal_size(columns=77, lines=33)")
+
+    lines = itertools.count(33)
+
+    def resize() -> None:  # again: Python sees no signal that comes just before it begins to read
+        fcntl.ioctl(terminal.screen, termios.TIOCSWINSZ, struct.pack("HHHH", next(lines), 77, 0, 0))
+
+    terminal.await_text("size os.terminal_size(columns=77, lines=", resize)
 
 
 def test_control_c_interrupts_the_program(terminal: Terminal) -> None:
