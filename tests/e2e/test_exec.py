@@ -258,7 +258,7 @@ def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:
     assert outcome(ended) == outcome(programs.alone("python", name, **how))
 
 
-def test_a_template_is_made_again_with_what_later_runs_import_but_not_for_second_names(programs: Programs) -> None:
+def test_a_template_learns_what_later_runs_import_but_no_second_names(programs: Programs) -> None:
     name = programs.write(
         "script.py", "import sys, json\nsys.modules['json.second'] = json\nif sys.argv[1:]:\n    import wave\n"
     )
