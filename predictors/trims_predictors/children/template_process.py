@@ -152,9 +152,8 @@ class Template:
         ties.given()
         output.given()
         pid = int(answer["pid"])
-        here = self._living[pid] = pid_behind(fds[0], pid)
+        here = pid_behind(fds[0], pid)
         output.whose = f"predictor {here}"
-        self._statuses[pid] = asyncio.get_running_loop().create_future()
         return PredictorProcess(
             ties.socket, here, fds[0], "forked", lambda: self._status(pid),
             lifeline=ties.lifeline, pages=self._pages, output=output,
@@ -170,7 +169,7 @@ class Template:
             self.close()
             raise LostPeerError(f"the template did not {message['op']} within {deadline_s:g} s") from None
         except asyncio.CancelledError:
-            answer.add_done_callback(_drop)
+            answer.add_done_callback(self._discard)
             raise
 
     def _heard(self, message: Message, fds: list[int]) -> None:
@@ -192,8 +191,18 @@ class Template:
         answer = self._answers.popleft()
         if answer.done():
             messages.close_all(fds)
-        else:
-            answer.set_result((message, fds))
+            return
+        if message["op"] == "forked":  # now, because its end may be the next message
+            pid = int(message["pid"])
+            self._living[pid] = pid_behind(fds[0], pid)
+            self._statuses[pid] = asyncio.get_running_loop().create_future()
+        answer.set_result((message, fds))
+
+    def _discard(self, answer: asyncio.Future[tuple[Message, list[int]]]) -> None:
+        """Drop an answer, and how its predictor will end."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._statuses.pop(int(answer.result()[0].get("pid", 0)), None)
+        _drop(answer)
 
     async def _status(self, pid: int) -> str:
         """Return how a predictor ended. Only its template learns that, and reports it a moment later, if it lives."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from looking import WAIT_S, wait_until
 from made_environments import put
 from nursing import NUMPY, OTHER, nurse, until
 from trims_predictors.children.launcher import Environment
+from trims_predictors.children.template_process import Template
 from trims_predictors.warm import reclaimer
 from trims_predictors.warm.reclaim_policy import Limits
 
@@ -21,8 +25,6 @@ from trims.environments.environment_store import EnvironmentStore
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trims_predictors.warm.warm_pool import WarmPool
 
     from trims.daemon.main import Daemon
@@ -37,6 +39,28 @@ def test_a_request_whose_template_is_killed_is_served_by_the_next_template(modul
         assert predictor.how == "forked"
         assert warm_pool._inventory.templates[NUMPY] is not before
         await predictor.end()
+
+    nurse(modules, work)
+
+
+def test_the_end_of_a_predictor_that_is_heard_behind_its_beginning_is_known(modules: Path) -> None:
+    (modules / "dies.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n")
+
+    async def work(warm_pool: WarmPool) -> None:
+        template = Template(warm_pool._launcher, NUMPY, ["dies"])
+        await template.ready
+        forking = asyncio.ensure_future(template.fork())
+        while not template._answers:
+            await asyncio.sleep(0)
+        # without a turn of the loop, until both messages are there
+        assert select.select([template._child.socket], [], [], WAIT_S)[0]
+        status = Path(f"/proc/{template.pid}/task/{template.pid}")
+        wait_until(lambda: not (status / "children").read_text(), "the fork has ended and was buried")
+        wait_until(lambda: ") S" in (status / "stat").read_text(), "the template has reported it")
+        assert await (await forking).ended == "it exited with status 3"
+        assert not template.predictors
+        template.retire()
+        await template.gone
 
     nurse(modules, work)
 
