@@ -7,7 +7,6 @@ import importlib
 import pytest
 from repository import ROOT
 
-
 #: How often a client looks for its answer before it is there, and what the daemon's clock does meanwhile.
 BY_CHANCE = {
     *(("client", name) for name in ("_read", "receive", "left", "_timeval")),
