@@ -152,7 +152,7 @@ class Template:
         ties.given()
         output.given()
         pid = int(answer["pid"])
-        here = pid_behind(fds[0], pid)
+        here = int(answer["here"])
         output.whose = f"predictor {here}"
         return PredictorProcess(
             ties.socket, here, fds[0], "forked", lambda: self._status(pid),
@@ -194,7 +194,7 @@ class Template:
             return
         if message["op"] == "forked":  # now, because its end may be the next message
             pid = int(message["pid"])
-            self._living[pid] = pid_behind(fds[0], pid)
+            self._living[pid] = message["here"] = pid_behind(fds[0], pid)
             self._statuses[pid] = asyncio.get_running_loop().create_future()
         answer.set_result((message, fds))
 
