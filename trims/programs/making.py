@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.programs.freshness import Files, site_files
-from trims.programs.inside.observed import MARKS, read_names
+from trims.programs.inside.observed import MARKS, is_within, read_names
 from trims.programs.template_process import TemplateProcess
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Making:
 
     def learn(self, modules: Sequence[str]) -> None:
         """Begin once more if programs have imported modules that the template does not know. Raises UnfitError."""
-        known, banned = {*self._learned, *self.failed}, tuple(self.left_out)
-        others = [name for name in modules if name not in known and not _is_within(name, banned)]
+        known = {*self._learned, *self.failed}
+        others = [name for name in modules if name not in known and not is_within(name, self.left_out)]
         new = [name for name in others if name[0] not in MARKS and name.partition(".")[0] not in self._foreign]
         if new and self.coming is None and self._renewals < _MOST_RENEWALS:
             self._renewals += 1
@@ -120,7 +120,7 @@ class Making:
     def leave_out(self, modules: Sequence[str], why: str) -> None:
         """Begin once more, without modules that have spoilt the template, or killed it. Raises UnfitError."""
         self.close()
-        new = [name for name in modules if name and not _is_within(name, tuple(self.left_out))]
+        new = [name for name in modules if name and not is_within(name, self.left_out)]
         if not new:
             raise UnfitError(why)
         self.left_out.update(dict.fromkeys(new, why))
@@ -158,8 +158,3 @@ class Making:
         except OSError as error:
             raise UnfitError(f"{plan['interpreter']} cannot be started: {error}") from error
         self._import_until_s = time.monotonic() + _IMPORT_S
-
-
-def _is_within(name: str, packages: tuple[str, ...]) -> bool:
-    """Return whether a module is one of these, or lies in one."""
-    return any(name == each or name.startswith(f"{each}.") for each in packages)

@@ -15,6 +15,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from trims.programs.inside.importing import is_imported
 from trims.programs.inside.observed import PLACE, with_detail, write_name
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Ending:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if getattr(getattr(spec, "loader", None), "__module__", None) not in _LOADERS:
                 continue  # a finder of the program's own has loaded it, such as pytest's
-            if getattr(spec, "name", None) != name:
+            if not is_imported(name):
                 continue  # it is there under a second name, which nothing can import
             write_name(self._memory, name)
             if spec is not None and "." not in name:

@@ -21,7 +21,7 @@ from trims.core.errors import NotSupportedError
 from trims.process import fork_safety
 from trims.process.randomness import installed_reseeders
 from trims.programs.identity import initial_environment
-from trims.programs.inside.observed import MARKS, PLACE, VARIABLE, details
+from trims.programs.inside.observed import MARKS, PLACE, VARIABLE, details, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +131,7 @@ class Importer:
         top, parent = name.partition(".")[0], name.rpartition(".")[0]
         if not allowed[top] or name == message["own"] or name.rpartition(".")[2] == "__main__":
             return False
-        if (parent and parent not in noted) or any(_is_within(name, each) for each in message["banned"]):
+        if (parent and parent not in noted) or is_within(name, message["banned"]):
             return False
         self._patched = self._patched or (name if name in _PATCHERS else "")
         if self._patched and name not in sys.modules:
@@ -246,16 +246,12 @@ class Importer:
         """Return the modules that our code has imported and the program does not, ours among them."""
         ours = self._ours | {name for name in sys.modules if name.partition(".")[0] == "trims"}
         alone = ours - self._learned
-        return [name for name in alone if _is_imported(name) or name.rpartition(".")[0] in alone]
+        return [name for name in alone if is_imported(name) or name.rpartition(".")[0] in alone]
 
 
-def _is_imported(name: str) -> bool:
+def is_imported(name: str) -> bool:
     """Return whether a module was imported by its name; else its package has put it there (`importlib._bootstrap`)."""
     return getattr(getattr(sys.modules.get(name), "__spec__", None), "name", None) == name
-
-
-def _is_within(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
 
 
 def _is_begun(module: Any) -> bool:

@@ -57,6 +57,11 @@ def details(notes: Iterable[str], mark: str) -> dict[str, str]:
     }
 
 
+def is_within(name: str, packages: Iterable[str]) -> bool:
+    """Return whether a module is one of these, or lies in one."""
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
+
+
 class Observer:
     """Finder that notes what is looked for, and where a module of the top level is found.
 
