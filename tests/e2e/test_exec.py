@@ -15,17 +15,6 @@ from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
-
-    from trims.daemon.main import Daemon
-
-
-@pytest.fixture
-def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
-    (folder / "work").mkdir()
-    made = Programs(folder / "work", daemon.config.runtime_dir)
-    yield made
-    made.end()
 
 
 UNBUFFERED = "unbuffered streams"

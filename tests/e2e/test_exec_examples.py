@@ -11,16 +11,11 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from programs import DEADLINE_S, FORKED, Programs
 from repository import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trims.daemon.main import Daemon
 
 EXAMPLES = ROOT / "examples" / "exec"
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
@@ -29,11 +24,10 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
-    shutil.copytree(EXAMPLES, folder / "work")
-    made = Programs(folder / "work", daemon.config.runtime_dir)
-    yield made
-    made.end()
+def programs(programs: Programs) -> Programs:
+    """Programs in a folder that has the examples."""
+    shutil.copytree(EXAMPLES, programs.folder, dirs_exist_ok=True)
+    return programs
 
 
 @pytest.fixture(scope="module")

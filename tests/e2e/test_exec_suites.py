@@ -16,9 +16,8 @@ import pytest
 from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from trims.daemon.main import Daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 SUITE_S = 500.0
@@ -34,14 +33,6 @@ PACKAGES = {
     "packaging": ("26.4", ["test_metadata.py", "test_tags.py", "test_version.py", "test_markers.py"]),
     "multidict": ("7.2.1", ["test_istr.py", "test_pickle.py", "test_mutable_multidict.py", "test_guard.py"]),
 }
-
-
-@pytest.fixture
-def programs(folder: Path, daemon: Daemon) -> Iterator[Programs]:
-    (folder / "work").mkdir()
-    made = Programs(folder / "work", daemon.config.runtime_dir)
-    yield made
-    made.end()
 
 
 def outcomes(report: Path) -> dict[str, str]:

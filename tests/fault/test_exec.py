@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from looking import wait_until
 from programs import AS_EVER, DEADLINE_S, FORKED, OBSERVED, Programs
 
 from trims.process.messages import receive, send
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 #: Prints its number, waits for a line, and ends with a status of its own.
 WAITS = "import os, sys\nprint(os.getpid(), flush=True)\nprint(sys.stdin.readline(), end='')\nsys.exit(5)\n"
-
-
-def until(true: Callable[[], Any], what: str) -> None:
-    """Wait until something is true."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.02)
 
 
 def made(folder: Path, daemon: Daemon) -> Programs:
@@ -73,6 +66,10 @@ def started(process: subprocess.Popen[str]) -> int:
     """Return the number of the process that the program has."""
     assert process.stdout is not None
     return int(process.stdout.readline())
+
+
+def running(programs: Programs, script: str) -> list[str]:
+    return [line for line in programs.processes().values() if script in line]
 
 
 def is_there(pid: int) -> bool:
@@ -118,7 +115,7 @@ def test_a_program_goes_on_when_the_daemon_ends(
     started(waiting)
     daemon.ask_to_end(purge=True)
     daemon.stop()
-    until(lambda: not any("inside.template" in line for line in programs.processes().values()), "a template stays")
+    wait_until(lambda: not any("inside.template" in line for line in programs.processes().values()), "a template stays")
     assert FORKED in ends_with(waiting, 5)
     assert AS_EVER in programs.way("python", "waits.py", input="\n")
     programs.await_no_process()
@@ -133,7 +130,7 @@ def test_a_program_that_has_ended_before_its_template_keeps_its_status(
     assert waiting.stdin is not None
     waiting.stdin.write("line\n")
     waiting.stdin.flush()
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the program goes on")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the program goes on")
     daemon.ask_to_end(purge=True)  # which the host sees first
     daemon.stop()
     os.kill(host, signal.SIGCONT)
@@ -145,9 +142,9 @@ def test_a_program_goes_on_when_its_template_is_killed(waiting: subprocess.Popen
     template = programs.templates()[0]["pid"]
     assert parent_of(pid) == template
     os.kill(template, signal.SIGKILL)
-    until(lambda: parent_of(pid) != template, "the host has not adopted the program")
+    wait_until(lambda: parent_of(pid) != template, "the host has not adopted the program")
     ends_with(waiting, 5)
-    until(lambda: programs.templates() == [], "a dead template is listed")
+    wait_until(lambda: programs.templates() == [], "a dead template is listed")
     assert OBSERVED in programs.way("python", "waits.py", input="\n")
 
 
@@ -156,7 +153,7 @@ def test_a_signal_reaches_a_program_whose_template_was_killed(
 ) -> None:
     pid = started(waiting)
     os.kill(programs.templates()[0]["pid"], signal.SIGKILL)
-    until(lambda: programs.templates() == [], "a dead template is listed")
+    wait_until(lambda: programs.templates() == [], "a dead template is listed")
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(DEADLINE_S) == -signal.SIGTERM
     assert not is_there(pid)
@@ -170,7 +167,7 @@ def test_a_program_goes_on_when_its_host_is_killed_and_its_status_is_lost(
     os.kill(host, signal.SIGKILL)
     error = ends_with(waiting, 70)
     assert "nothing can tell how process" in error
-    until(lambda: programs.templates() == [], "a dead template is listed")
+    wait_until(lambda: programs.templates() == [], "a dead template is listed")
 
 
 def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever(programs: Programs) -> None:
@@ -180,8 +177,8 @@ def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever
     os.kill(template, signal.SIGSTOP)
     process = programs.start("python", "waits.py", options=("--why",), stdin=subprocess.PIPE)
     host = parent_of(template)
-    until(lambda: any(Path(f"/proc/{host}/fd").iterdir()), "the host has no files")
-    until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
+    wait_until(lambda: any(Path(f"/proc/{host}/fd").iterdir()), "the host has no files")
+    wait_until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
     os.kill(template, signal.SIGKILL)
     started(process)
     assert AS_EVER in ends_with(process, 5)
@@ -200,10 +197,10 @@ def test_a_template_or_host_that_hangs_is_not_waited_for(programs: Programs, whi
     # to the end of its output, which nothing else holds open
     assert AS_EVER in ends_with(process, 5)
     if which == "template":
-        until(lambda: programs.templates() == [], "a template that hangs stays")
+        wait_until(lambda: programs.templates() == [], "a template that hangs stays")
     else:
         os.kill(stopped, signal.SIGCONT)
-    until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "a second one runs")
+    wait_until(lambda: not running(programs, "waits.py"), "a second one runs")
 
 
 @pytest.mark.parametrize("caught", [False, True])
@@ -218,7 +215,7 @@ def test_a_caller_that_is_killed_takes_the_program_and_its_children_along(progra
     process = programs.start("python", "waits.py", stdin=subprocess.PIPE)
     child, pid = started(process), started(process)
     process.kill()
-    until(lambda: not is_there(pid) and not is_there(child), "the program goes on")
+    wait_until(lambda: not is_there(pid) and not is_there(child), "the program goes on")
     process.communicate(timeout=DEADLINE_S)
 
 
@@ -228,13 +225,13 @@ def test_a_caller_that_is_killed_before_it_begins_starts_nothing(programs: Progr
     template = programs.templates()[0]["pid"]
     os.kill(template, signal.SIGSTOP)
     process = programs.start("python", "waits.py", stdin=subprocess.PIPE)
-    until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
+    wait_until(lambda: programs.templates()[0]["starts"] == 1, "the program did not ask for its template")
     process.kill()
     os.kill(template, signal.SIGCONT)
     out, _ = process.communicate(timeout=DEADLINE_S)
     assert out == ""
     assert FORKED in programs.way("python", "waits.py", input="\n")
-    until(lambda: [line for line in programs.processes().values() if "waits.py" in line] == [], "it has begun")
+    wait_until(lambda: not running(programs, "waits.py"), "it has begun")
 
 
 @pytest.mark.parametrize("ends", ["caller", "template"])
@@ -250,15 +247,15 @@ def test_a_caller_that_says_hello_and_no_more_leaves_nothing(programs: Programs,
         conn.connect(f"\0{answer['address']}")
         send(conn, {"op": "hello"})
         assert receive(conn) == ({"op": "welcome"}, [])
-        until(lambda: forks_of(template["pid"]), "it has not forked")
+        wait_until(lambda: forks_of(template["pid"]), "it has not forked")
         (fork,) = forks_of(template["pid"])
         if ends == "template":
             os.kill(template["pid"], signal.SIGKILL)
-            until(lambda: programs.templates() == [], "the template stays")
+            wait_until(lambda: programs.templates() == [], "the template stays")
             send(conn, {"folder": "/"}, [conn.fileno()])
             refused, _ = receive(conn) or ({}, [])
             assert refused["op"] == "refused"
-    until(lambda: not is_there(fork), "the fork stays")
+    wait_until(lambda: not is_there(fork), "the fork stays")
 
 
 def test_a_caller_that_was_stopped_goes_on(waiting: subprocess.Popen[str]) -> None:
@@ -358,9 +355,9 @@ def test_control_z_stops_the_program_and_it_goes_on(terminal: Terminal) -> None:
     pid = int(terminal.shown.split()[1])
     assert pid != terminal.process.pid
     terminal.press(b"\x1a")
-    until(lambda: state_of(pid) == "T" and state_of(terminal.process.pid) == "T", "it was not stopped")
+    wait_until(lambda: state_of(pid) == "T" and state_of(terminal.process.pid) == "T", "it was not stopped")
     terminal.process.send_signal(signal.SIGCONT)
-    until(lambda: state_of(pid) != "T", "it does not go on")
+    wait_until(lambda: state_of(pid) != "T", "it does not go on")
     terminal.press(b"again\n")
     terminal.await_text("read again")
 
@@ -450,7 +447,7 @@ def test_an_upgraded_package_is_never_forked_in_its_old_version(programs: Progra
     ended = programs.run(*words, options=("--why",))
     assert ended.stdout == "22\n"
     assert "library.py has changed since" in ended.stderr
-    until(lambda: programs.templates() == [], "the old template stays")
+    wait_until(lambda: programs.templates() == [], "the old template stays")
     assert programs.learn(*words).stdout == "22\n"
     ended = programs.run(*words, options=("--why",))
     assert (ended.stdout, FORKED in ended.stderr) == ("22\n", True)
@@ -668,7 +665,7 @@ def test_a_library_whose_handler_of_forks_crashes_has_no_template(
     programs.write("script.py", "import crashes; print('program')")
     words = (environment.python, "script.py")
     assert programs.run(*words).stdout == "program\n"
-    until(lambda: all(each["state"] == "ready" for each in programs.templates()), "it is being made for ever")
+    wait_until(lambda: all(each["state"] == "ready" for each in programs.templates()), "it is being made for ever")
     ended = programs.run(*words, options=("--why",))
     assert (ended.returncode, ended.stdout) == (0, "program\n")
     if programs.templates():
@@ -695,11 +692,11 @@ def test_a_program_that_becomes_a_daemon_outlives_its_caller(programs: Programs)
     for way in ("first", "second"):
         ended = programs.run("python", "leaves.py")
         assert ended.returncode == 3
-        until((programs.folder / "number").exists, "no daemon")
-        until((programs.folder / "number").read_text, "no number")
+        wait_until((programs.folder / "number").exists, "no daemon")
+        wait_until((programs.folder / "number").read_text, "no number")
         assert is_there(int((programs.folder / "number").read_text()))
         programs.write("end", "")
-        until((programs.folder / "ended").exists, "the daemon was killed")
+        wait_until((programs.folder / "ended").exists, "the daemon was killed")
         for name in ("end", "ended", "number"):
             (programs.folder / name).unlink()
         if way == "first":
@@ -727,7 +724,7 @@ def test_a_template_beyond_the_bound_of_memory_is_refused_with_the_setting(
     programs = made(folder, serve(template_capacity_bytes="1MiB"))
     programs.write("script.py", "print('program')")
     programs.run("python", "script.py")
-    until(lambda: programs.templates() == [], "a template that is too large stays")
+    wait_until(lambda: programs.templates() == [], "a template that is too large stays")
     ended = programs.run("python", "script.py", options=("--why",))
     assert "template_capacity_bytes" in ended.stderr
     assert ended.stdout == "program\n"
@@ -739,7 +736,7 @@ def test_the_template_that_was_not_used_for_longest_makes_room(folder: Path, ser
     for name in ("one", "two", "three"):
         programs.write(f"{name}.py", "import json")
         programs.run("python", f"{name}.py")
-        until(
+        wait_until(
             lambda name=name: any(name in each["name"] and each["state"] == "ready" for each in programs.templates()),
             name,
         )
@@ -754,7 +751,7 @@ def test_the_template_that_was_not_used_for_longest_makes_room(folder: Path, ser
 def test_a_template_that_is_not_used_ends(programs: Programs) -> None:
     programs.write("script.py", "print('program')")
     programs.run("python", "script.py", options=("--keep-alive", "0"))
-    until(lambda: programs.templates() == [], "it stays")
+    wait_until(lambda: programs.templates() == [], "it stays")
     programs.await_no_process()
 
 
@@ -824,7 +821,7 @@ def crowd(programs: Programs, count: int, at_once: int, harm: Callable[[int, sub
 
     with ThreadPoolExecutor(at_once) as threads:
         list(threads.map(one, range(count)))
-    until(lambda: [line for line in programs.processes().values() if "marks.py" in line] == [], "a program is left")
+    wait_until(lambda: not running(programs, "marks.py"), "a program is left")
 
 
 def zombies_of(programs: Programs) -> list[int]:
