@@ -78,7 +78,7 @@ class Launch:
         except TrimsError as error:
             self._step_aside(f"the daemon at {self._runtime_dir} refuses: {error}")
         except OSError as error:
-            self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}")
+            self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}; start one with `trims serve`")
         if answer["mounts"] != mounts():
             self._step_aside("the daemon is in another mount namespace")
         if answer["state"] == "observe":
