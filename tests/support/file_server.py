@@ -56,7 +56,7 @@ class FileServer:
     Attributes:
         url: Of its root, without a slash at the end.
         port: Its number.
-        files: By path, with a slash in front.
+        files: By path, with a slash in front; one with a query is for that query alone.
         sent: Bytes of bodies that were handed to the kernel, by path.
         requests: Method, path and headers of each.
         targets: Path and query of each.
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         with owner.lock:
             owner.requests.append((self.command, path, dict(self.headers)))
             owner.targets.append(self.path)
-            served = owner.files.get(path)
+            served = owner.files.get(self.path) or owner.files.get(path)
         if served is None:
             self._plain(404)
         elif served.redirect:

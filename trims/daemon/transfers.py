@@ -20,7 +20,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
-from trims.manifests.addresses import check_address, scheme_of
+from trims.manifests.addresses import address_identity, check_address, scheme_of
 from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields, portable_recipe
 from trims.registry.base import parse_yaml
 from trims.sources.descriptor import ImageDescription
@@ -156,8 +156,9 @@ class Transfers:
             self._store.manifest_changed(name)
 
     def _named(self, uri: str) -> list[str]:
-        """Return the models whose manifests name an address."""
-        return [row for row in self._registry.rows() if _uri_of(self._registry, row) == uri]
+        """Return the models whose manifests name an address, perhaps signed in another way."""
+        known = address_identity(uri)
+        return [row for row in self._registry.rows() if _address_of(self._registry, row) == known]
 
     def _take_fields(self, name: str, image: ImageDescription) -> None:
         """Take over what a pushed image says of its model, where the manifest here says nothing."""
@@ -288,19 +289,19 @@ class Transfers:
 
         Readers that have the files open keep them. Nothing in a hub's cache is removed.
         """
-        remote, uris = self._sources.remote, {_uri_of(self._registry, row) for row in self._registry.rows()}
+        remote, named = self._sources.remote, {_address_of(self._registry, row) for row in self._registry.rows()}
         if not remote.is_idle and not dry_run:
             raise InUseError("a transfer runs, and may write where this would remove; ask again when it has ended")
-        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if not self._has(folder, uris)]
+        unused = [(folder, nbytes) for folder, nbytes in remote.downloads.sets() if not self._has(folder, named)]
         for folder, _ in unused if not dry_run else ():
             remote.downloads.remove(folder)
         return [str(folder) for folder, _ in unused], sum(nbytes for _, nbytes in unused)
 
-    def _has(self, folder: Path, uris: Collection[str | None]) -> bool:
+    def _has(self, folder: Path, named: Collection[str | None]) -> bool:
         """Return whether a registered address has a download: what was found there, or what has come so far."""
-        uri = address_in(folder)
-        entry = self._sources.remote.seen(uri)
-        return uri in uris and (entry is None or Path(entry.get("folder", folder)) == folder)
+        address = address_identity(address_in(folder))
+        entry = self._sources.remote.seen(address)
+        return address in named and (entry is None or Path(entry.get("folder", folder)) == folder)
 
     def forgotten(self, manifest: Manifest) -> None:
         """Remove the download of a model that was removed, if no other model has it. Readers keep what they have."""
@@ -312,9 +313,11 @@ class Transfers:
             remote.downloads.remove(found.folder)
 
 
-def _uri_of(registry: Registry, name: str) -> str | None:
+def _address_of(registry: Registry, name: str) -> str | None:
+    """Return the identity of the address that a model's manifest names; None for a model that is not fetched."""
     try:
-        return registry.get(name).artifact.uri
+        uri = registry.get(name).artifact.uri
+        return None if uri is None else address_identity(uri)
     except TrimsError:  # removed meanwhile, or it cannot be read: nothing of it is in use
         return None
 

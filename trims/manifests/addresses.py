@@ -27,6 +27,20 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 _MOST_LETTERS = 2048
 #: Names of what a query must keep for itself: `X-Amz-Signature`, `sig`, `token`.
 _SECRET = re.compile(r"(?i)(\A|[-_.])(sig|signature|token|key|apikey|secret|credential|password|auth)\Z")
+#: Parameters of the three clouds' signatures, in lower case: those without which there is no signature of the kind,
+#: and all of the kind. They say who may read an object until when; what names the object (`versionId`) is none of them.
+_SIGNATURES = tuple(
+    (frozenset(needed.split()), frozenset(f"{needed} {others}".split()))
+    for needed, others in (
+        ("x-amz-algorithm x-amz-credential x-amz-date x-amz-signature",
+         "x-amz-expires x-amz-signedheaders x-amz-security-token"),
+        ("awsaccesskeyid signature expires", "x-amz-security-token"),
+        ("x-goog-algorithm x-goog-credential x-goog-date x-goog-signature", "x-goog-expires x-goog-signedheaders"),
+        ("googleaccessid signature expires", ""),
+        ("sv sr sig", "se st sp si spr sip skoid sktid skt ske sks skv saoid suoid scid sdd"),
+        ("sv ss srt sig", "se st sp spr sip"),
+    )
+)  # fmt: skip
 
 
 def scheme_of(text: str) -> str:
@@ -76,6 +90,10 @@ def check_address(text: str) -> str:
             parts.port  # noqa: B018 - a number that is none is found here
     except ValueError as error:
         raise CallerError(f"{text!r:.200} is no address: {error}") from error
+    if parts.fragment and scheme in ("http", "https"):
+        raise CallerError(
+            f"{without_secret(text)!r:.200}: no server is sent what stands behind a #; write %23, or leave it out"
+        )
     if not parts.netloc and scheme in FETCHED:
         raise CallerError(f"{text!r:.200} names no host or bucket; write {scheme}://...")
     if parts.password is not None or (parts.username is not None and scheme in ("http", "https")):
@@ -159,6 +177,26 @@ def name_for(address: str) -> str:
     return made
 
 
+def address_identity(address: str) -> str:
+    """Return what an address stands for: all of it, but for the parameters of the three clouds' signatures.
+
+    Two addresses of one identity name the same object, signed at another time or for another reader. Addresses of two
+    identities never stand for each other, however alike what lies there looks from afar.
+    """
+    if scheme_of(address) not in ("http", "https"):
+        return address
+    path, mark, query = address.partition("?")
+    parts = query.split("&")
+    names = {_name_of(part) for part in parts}
+    signed = frozenset().union(*(every for needed, every in _SIGNATURES if needed <= names))
+    left = "&".join(part for part in parts if _name_of(part) not in signed)
+    return f"{path}{mark}{left}" if left or not signed else path
+
+
+def _name_of(parameter: str) -> str:
+    return unquote(parameter.partition("=")[0]).lower()
+
+
 def has_secret(address: str) -> bool:
     """Return whether an address of a server has a signature or key in its query."""
     parts = urlsplit(address)
@@ -166,5 +204,10 @@ def has_secret(address: str) -> bool:
 
 
 def without_secret(address: str) -> str:
-    """Return an address without the query if that has a signature or key."""
-    return f"{address.partition('?')[0]}?..." if has_secret(address) else address
+    """Return an address for people: without a cloud's signature, and with `...` in the place of secret values."""
+    if not has_secret(address):
+        return address
+    path, mark, query = address_identity(address).partition("?")
+    parts = [f"{name}=..." if _SECRET.search(unquote(name)) else f"{name}{sign}{value}"
+             for name, sign, value in (part.partition("=") for part in query.split("&") if part)]  # fmt: skip
+    return f"{path}{mark}{'&'.join(parts)}"

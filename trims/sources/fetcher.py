@@ -26,10 +26,10 @@ from trims.core.errors import (
     TrimsError,
     from_code,
 )
+from trims.manifests.addresses import without_secret
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
 from trims.process.python import run_ours
-from trims.sources.http import shown
 from trims.trace.children import ask_for_spans, take_spans
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Fetcher:
             DeadlineError: It was not wanted any more.
             TrimsError: As the job says.
         """
-        message = ask_for_spans({**order, "do": what, "shown": shown(str(order["address"]))})
+        message = ask_for_spans({**order, "do": what, "shown": without_secret(str(order["address"]))})
         number, running = next(self._numbers), Running(message["shown"], what)
 
         def tell(moved: Moved) -> None:

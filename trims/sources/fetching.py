@@ -53,7 +53,7 @@ def _files_of(job: Job) -> dict[str, Any]:
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     _check_names(opened.files, expected, job)
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
-    destination = opened.destination or Folder(job.around.downloads, opened.pinned, opened.files, _named(job))
+    destination = opened.destination or Folder(job.around.downloads, _named(job), opened.files)
     job.work.moved.total_bytes = sum(file.nbytes for file in files)
     paths = _fetch_all(job, opened, files, destination, expected)
     folder = destination.finish(files)

@@ -1,7 +1,8 @@
 """Files of addresses in the daemon's own folder of downloads, each set of files in a folder of its own.
 
-A folder is named by a hash of the address, as it was pinned, and of all versions there: files of two versions never
-lie beside each other. What is incomplete has a name that no file of an address can have.
+A folder is named by a hash of the address (`address_identity`) and of all versions there: files of two versions never
+lie beside each other, nor do those of two addresses whose servers state the same versions. What is incomplete has a
+name that no file of an address can have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, DeadlineError, NoSpaceError
 from trims.core.units import format_bytes
+from trims.manifests.addresses import address_identity
 from trims.manifests.fields import check_inside
 
 if TYPE_CHECKING:
@@ -39,14 +41,13 @@ class Folder:
 
     Args:
         downloads: The folder of all downloads.
-        pinned: The address.
-        files: All that lies there, with their versions.
         address: As a manifest names it.
+        files: All that lies there, with their versions.
     """
 
-    def __init__(self, downloads: Path, pinned: str, files: Sequence[RemoteFile], address: str = "") -> None:
+    def __init__(self, downloads: Path, address: str, files: Sequence[RemoteFile]) -> None:
         listed = sorted((file.name, file.version, file.nbytes, sorted(file.checksums.items())) for file in files)
-        name = hashlib.sha256(json.dumps([pinned, listed]).encode()).hexdigest()[:32]
+        name = hashlib.sha256(json.dumps([address_identity(address), listed]).encode()).hexdigest()[:32]
         self.path = downloads / name
         self._own, self._address = self.path / _OWN, address
 

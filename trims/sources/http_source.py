@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from trims.core.errors import ArtifactError, CallerError
+from trims.manifests.addresses import without_secret
 from trims.sources.base import RemoteFile
 from trims.sources.http import Location, check_status, shown
 from trims.sources.ranged import RangedFiles
@@ -46,24 +47,24 @@ class HttpSource:
 
     def open(self, address: str) -> Opened:
         """See `Source.open`. One byte is asked for: a signed address allows no HEAD."""
-        parts = urlsplit(address)
+        parts, name_shown = urlsplit(address), without_secret(address)
         name = unquote(parts.path).rpartition("/")[2]
         if parts.username or parts.password:
             raise CallerError(f"{shown(address)}: credentials do not belong in an address, which is shown and kept")
         if not parts.hostname or not name:
-            raise CallerError(f"{shown(address)} names no file of a server")
+            raise CallerError(f"{name_shown} names no file of a server")
         answer = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
-        file = described(answer, name, shown(address))
+        file = described(answer, name, name_shown)
         redirected = answer.url != address
 
         def locate(_: RemoteFile) -> Location:
             if not redirected:
                 return Location(address)
             again = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
-            check_status(again, shown(address))
+            check_status(again, name_shown)
             return Location(again.url, good_for_s=_REDIRECTED_FOR_S)
 
-        return RangedFiles(self._http, shown(address), (file,), locate)
+        return RangedFiles(self._http, name_shown, (file,), locate)
 
 
 def described(answer: Answer, name: str, shown_name: str) -> RemoteFile:

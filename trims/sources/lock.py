@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError, ManifestError
+from trims.manifests.addresses import address_identity
 from trims.sources.descriptor import ImageDescription, wrong_fields
 from trims.sources.files import full, is_full, sync_folder
 
@@ -26,7 +27,7 @@ _MOST_BYTES = 64 << 20
 
 
 class LockFile:
-    """The daemon's own file. Safe to use from several threads.
+    """The daemon's own file. Safe to use from several threads. Addresses are known by `address_identity`.
 
     Args:
         path: Of the file; made when there is something to keep.
@@ -38,7 +39,8 @@ class LockFile:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._entries: dict[str, Any] = read(path) if path.exists() else {}
+            found = read(path) if path.exists() else {}
+            self._entries: dict[str, Any] = {address_identity(address): entry for address, entry in found.items()}
         except (ManifestError, OSError) as error:
             raise ConfigError(f"{error}; it says what addresses held: mend it, or move it away") from error
         for unfinished in path.parent.glob(f".{path.name}.*"):  # of a daemon that was killed while it wrote
@@ -47,7 +49,7 @@ class LockFile:
 
     def get(self, address: str) -> Mapping[str, Any] | None:
         """Return what was found at an address; None if it was never fetched."""
-        entry: Mapping[str, Any] | None = self._entries.get(address)
+        entry: Mapping[str, Any] | None = self._entries.get(address_identity(address))
         return entry
 
     def entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -58,15 +60,16 @@ class LockFile:
     def put(self, address: str, entry: Mapping[str, Any]) -> None:
         """Keep what was found at an address. Raises NoSpaceError, ConfigError if it cannot be written."""
         with self._lock:
-            changed = {**self._entries, address: dict(entry)}
+            changed = {**self._entries, address_identity(address): dict(entry)}
             self._write(changed)
             self._entries = changed
 
     def forget(self, address: str) -> None:
         """Forget an address. Idempotent. Raises as `put`."""
+        known = address_identity(address)
         with self._lock:
-            if address in self._entries:
-                changed = {each: entry for each, entry in self._entries.items() if each != address}
+            if known in self._entries:
+                changed = {each: entry for each, entry in self._entries.items() if each != known}
                 self._write(changed)
                 self._entries = changed
 

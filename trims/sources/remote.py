@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import blake3
 
 from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError, from_code
-from trims.manifests.addresses import check_address, scheme_of
+from trims.manifests.addresses import address_identity, check_address, scheme_of, without_secret
 from trims.sources import lock as lock_files
 from trims.sources.checksums import compare
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.fetcher import Running
-from trims.sources.http import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -162,7 +161,7 @@ class Remote:
             flight = self._flights.get(address)
             begins = flight is None
             if flight is None:
-                flight = self._flights[address] = _Flight(Running(shown(address), "fetch"))
+                flight = self._flights[address] = _Flight(Running(without_secret(address), "fetch"))
             flight.wanted.append(wanted)
         if not begins:
             found = flight.wait(wanted)  # which may have begun for a manifest that says less
@@ -201,7 +200,7 @@ class Remote:
             self.downloads.keep_within(busy=[found.folder, *self._unfinished(address)])
         self._notes[address] = tuple(answer.get("notes", ()))
         for note in self._notes[address]:
-            log.warning("%s: %s", shown(address), note)
+            log.warning("%s: %s", without_secret(address), note)
         came = frozenset(file["name"] for file in answer.get("files", ()) if file["found"])
         return replace(found, fetched=came, notes=self._notes[address])
 
@@ -224,7 +223,7 @@ class Remote:
     def _unfinished(self, mine: str) -> list[Path]:
         """Return the downloads that a transfer may be writing: none if only that of the address `mine` runs."""
         with self._lock:
-            flying = self._flights.keys() - {mine}
+            flying = {address_identity(address) for address in self._flights} - {address_identity(mine)}
         if not flying:
             return []
         entries = self._lock_file.entries()
@@ -296,7 +295,7 @@ def _is_here(path: Path, identity: list[int] | None) -> bool:
 
 def _expected(address: str, entry: Mapping[str, Any] | None, origin: str, stated: Mapping[str, str]) -> dict[str, Any]:
     """Return what must be found at an address: as the lock file beside the manifest says, then the daemon's own."""
-    entry = lock_files.beside(origin).get(address) or entry or {}
+    entry = lock_files.beside(origin).get(address_identity(address)) or entry or {}
     files = {file["name"]: {"nbytes": file["nbytes"], "checksums": {**file["checksums"], **file.get("found", {})}}
              for file in entry.get("files", ())}  # fmt: skip
     for name, digest in stated.items():
@@ -330,7 +329,7 @@ def _is_as(found: Fetched, expected: Mapping[str, Any]) -> bool:
         return True
     for name, file in expected["files"].items():
         digests = found.digests.get(name, {})
-        where = f"{name} at {shown(found.address)}"
+        where = f"{name} at {without_secret(found.address)}"
         compare(where, file["checksums"], digests, "the manifest, or trims.lock beside it, states")
         if not file["checksums"].keys() & digests.keys():
             return False
@@ -343,8 +342,8 @@ def _check_kind(address: str, expected: Mapping[str, Any], answer: Mapping[str, 
     if (listed and is_image) or (expected["image"] is not None and not is_image):
         was, now = ("files", "an image") if is_image else ("an image", "files")
         raise DigestMismatchError(
-            f"{shown(address)} holds {now}, and held {was} when it was first seen; if the change is meant, accept it "
-            "(`trims pull --update`)"
+            f"{without_secret(address)} holds {now}, and held {was} when it was first seen; if the change is meant, "
+            "accept it (`trims pull --update`)"
         )
 
 
@@ -352,8 +351,8 @@ def _check_image(address: str, before: Mapping[str, Any], now: Mapping[str, Any]
     for what in ("key", "digest", "nbytes"):
         if before[what] != now[what]:
             raise DigestMismatchError(
-                f"the image at {shown(address)} has the {what} {now[what]}, and had {before[what]} when it was first "
-                "seen; if the change is meant, accept it (`trims pull --update`)"
+                f"the image at {without_secret(address)} has the {what} {now[what]}, and had {before[what]} when it "
+                "was first seen; if the change is meant, accept it (`trims pull --update`)"
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from trims.core.errors import CallerError
 from trims.manifests.addresses import (
+    address_identity,
     check_address,
     host_of,
     is_address,
@@ -16,6 +17,7 @@ from trims.manifests.addresses import (
     path_of,
     query_of,
     scheme_of,
+    without_secret,
 )
 
 
@@ -53,7 +55,7 @@ def test_an_address_that_is_fetched_is_taken_as_it_is(text: str) -> None:
     [
         "", "m.bin", "file:///m", "pkg://a/b", "build://a:b", "s3:///k", "https://", "http://h/a b", "http://h/\n",
         "http://h/" + "x" * 2048, "http://[::1/m", "http://h:port/m", "http://h:99999/m", "http://me@h/m",
-        "https://me:word@h/m", "s3://key:word@b/k", "s3://b/k ", "hf://org/a b",
+        "https://me:word@h/m", "s3://key:word@b/k", "s3://b/k ", "hf://org/a b", "http://h/m#part",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_its_secrets(text: str) -> None:
@@ -133,3 +135,37 @@ def test_a_name_is_made_from_the_last_part(address: str, name: str) -> None:
 def test_an_address_without_a_name_asks_for_one(address: str) -> None:
     with pytest.raises(CallerError, match="--name"):
         name_for(address)
+
+
+_AWS = "X-Amz-Algorithm=A&X-Amz-Credential=me%2Fus&X-Amz-Date=1&X-Amz-Expires=9&X-Amz-SignedHeaders=h&X-Amz-Signature=5"
+
+
+@pytest.mark.parametrize(
+    ("address", "identity"),
+    [
+        (f"https://b/k?{_AWS}", "https://b/k"),
+        (f"https://b/k?versionId=3&{_AWS}&x=1", "https://b/k?versionId=3&x=1"),
+        ("https://b/k?AWSAccessKeyId=me&Signature=s&Expires=1", "https://b/k"),
+        ("https://b/k?GoogleAccessId=me&Signature=s&Expires=1&generation=7", "https://b/k?generation=7"),
+        ("https://a/c/k?snapshot=1&sv=2&sr=b&se=3&sp=r&sig=s", "https://a/c/k?snapshot=1"),
+        ("https://h/m?Signature=s&Expires=1", "https://h/m?Signature=s&Expires=1"),
+        ("https://h/m?sv=1&sp=2", "https://h/m?sv=1&sp=2"),
+        ("https://h/m?", "https://h/m?"),
+        (f"s3://b/k?{_AWS}", f"s3://b/k?{_AWS}"),
+    ],
+)
+def test_only_signatures_of_the_clouds_are_no_part_of_what_an_address_stands_for(address: str, identity: str) -> None:
+    assert address_identity(address) == identity
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://h/m?f=v1", "https://h/m?f=v1"),
+        ("https://h/m?f=v1&token=abc&key=", "https://h/m?f=v1&token=...&key=..."),
+        (f"https://b/k?versionId=3&{_AWS}", "https://b/k?versionId=3"),
+        (f"https://b/k?{_AWS}", "https://b/k"),
+    ],
+)
+def test_an_address_is_shown_whole_but_for_its_secrets(address: str, shown: str) -> None:
+    assert without_secret(address) == shown

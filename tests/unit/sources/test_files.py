@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
 FILE = RemoteFile("a/m.bin", 3, '"v1"')
 
+#: Each stands for itself alone, whatever its server states.
+ADDRESSES = (
+    "http://h/b", "http://h/a/", "http://h/a%2F", "http://h/A", "http://h/a?f=v1", "http://h/a?f=v2", "http://h/a?F=v1",
+    "http://h/a?f=v1&f=v2", "http://h/a?sig=1", "http://h/a?sig=2", "http://h:81/a", "https://h/a", "s3://b/a",
+    "s3://b/a?x-amz-date=1", "s3://b/a#1", "abfs://c@one1.dfs.core.windows.net/a",
+    "abfs://c@two2.dfs.core.windows.net/a", "az://c/a",
+)  # fmt: skip
 
-def folder(tmp_path: Path, *files: RemoteFile, pinned: str = "http://h/a") -> Folder:
-    return Folder(tmp_path, pinned, files or (FILE,))
+
+def folder(tmp_path: Path, *files: RemoteFile, address: str = "http://h/a") -> Folder:
+    return Folder(tmp_path, address, files or (FILE,))
 
 
 def test_a_file_is_found_under_its_name_once_it_is_published(tmp_path: Path) -> None:
@@ -41,9 +49,9 @@ def test_each_version_and_address_has_a_folder_of_its_own(tmp_path: Path) -> Non
         folder(tmp_path, RemoteFile("a/m.bin", 3, '"v2"')).path,
         folder(tmp_path, RemoteFile("a/m.bin", 3, '"v1"', {"sha256": "0"})).path,
         folder(tmp_path, FILE, RemoteFile("b", 1)).path,
-        folder(tmp_path, pinned="http://h/b").path,
+        *(folder(tmp_path, address=address).path for address in ADDRESSES),
     }
-    assert len(made) == 5
+    assert len(made) == 4 + len(ADDRESSES)
     assert folder(tmp_path).path in made
 
 

@@ -69,6 +69,31 @@ def test_what_was_fetched_is_here_for_the_next_daemon_without_a_request(
     assert remote.here(address) is None
 
 
+@pytest.mark.parametrize("etag", ['"v1"', ""])
+def test_two_queries_of_one_path_are_two_files_whatever_the_server_states(
+    remote: Remote, server: FileServer, etag: str
+) -> None:
+    held = {f"{server.url}/m.bin?f=v{which}": bytes([which]) * len(DATA) for which in (1, 2)}
+    for address, data in held.items():
+        server.serve(address.removeprefix(server.url), data, etag=etag)
+    found = {address: remote.fetch(address).files["m.bin"] for address in held}
+    assert {address: path.read_bytes() for address, path in found.items()} == held
+    again = {address: remote.here(address) for address in held}
+    assert {address: here and here.files["m.bin"] for address, here in again.items()} == found
+
+
+def test_an_address_signed_again_is_held_to_what_was_seen_at_it(remote: Remote, server: FileServer) -> None:
+    server.serve("/m.bin", DATA)
+    signed = f"{server.url}/m.bin?X-Amz-Algorithm=AWS4&X-Amz-Credential=me&X-Amz-Date=%d&X-Amz-Signature=%d"
+    first = remote.fetch(signed % (1, 1))
+    assert remote.here(signed % (2, 2)) is not None
+    assert remote.fetch(signed % (2, 2)).files == first.files
+    server.serve("/m.bin", DATA[::-1], etag='"v2"')
+    first.files["m.bin"].unlink()
+    with pytest.raises(DigestMismatchError):
+        remote.fetch(signed % (3, 3))
+
+
 def test_a_fetch_that_others_join_is_one_and_goes_on_for_them(remote: Remote, server: FileServer) -> None:
     served = server.serve("/m.bin", DATA, stall_after=1 << 20)
     address, found, errors = f"{server.url}/m.bin", list[Any](), list[BaseException]()

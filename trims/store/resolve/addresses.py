@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError
 from trims.formats.folders import weights_in
 from trims.formats.transformers.folder import main_in
-from trims.sources.http import shown
+from trims.manifests.addresses import path_of, without_secret
 from trims.store.catalog import ImageRecord, identity_of
 from trims.store.resolve.file_digests import names_in_folder
 from trims.tiers.cloud import CloudImage
@@ -54,7 +54,7 @@ class Addresses:
         here = self.remote.here(uri, origin=manifest.origin, stated=manifest.artifact.sha256)
         if here is not None:
             return here
-        with span("fetch", address=shown(uri)):
+        with span("fetch", address=without_secret(uri)):
             found = self.remote.fetch(
                 uri, origin=manifest.origin, stated=manifest.artifact.sha256, wanted=reading.wanted
             )
@@ -111,7 +111,8 @@ def main_of(manifest: Manifest, fetched: Fetched) -> Path:
     """Return which of the files of an address has the weights. Raises ArtifactError."""
     if len(fetched.files) == 1:
         return next(iter(fetched.files.values()))
-    named = str(manifest.artifact.uri).rpartition("/")[2]
+    uri = str(manifest.artifact.uri)
+    named = (unquote(path_of(uri)) if uri.startswith("http") else path_of(uri)).rpartition("/")[2]
     if named in fetched.files:
         return fetched.files[named]
     folder = Path(str(fetched.folder))

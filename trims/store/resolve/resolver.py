@@ -41,10 +41,10 @@ from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.formats.transformers.folder import main_in
+from trims.manifests.addresses import without_secret
 from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
 from trims.manifests.references import name_of
 from trims.registry.versions import Entry
-from trims.sources.http import shown
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
@@ -443,7 +443,7 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
             mount=server_of(source.uri) if source.uri is not None else _true_mount(main),
-            foreign="" if self._is_made_here(manifest) else shown(str(source.uri)),
+            foreign="" if self._is_made_here(manifest) else without_secret(str(source.uri)),
         )
 
     def _of_image(self, name: str, manifest: Manifest, fetched: Fetched, image: ImageDescription) -> Resolved:
@@ -460,7 +460,9 @@ class Resolver:
             converted=True,
             mount=server_of(fetched.address),
             cloud=self._addresses.image(name, fetched),
-            foreign="" if manifest.artifact.allow_pickle or self._is_own_image(fetched) else shown(fetched.address),
+            foreign=""
+            if manifest.artifact.allow_pickle or self._is_own_image(fetched)
+            else without_secret(fetched.address),
         )
 
     def _is_own_image(self, fetched: Fetched) -> bool:
