@@ -33,6 +33,7 @@ from trims.core.residency.events import (
     Measure,
     Measured,
     MeasureFailed,
+    MemoryShort,
     PinChanged,
     PlaceLost,
     Ready,
@@ -290,6 +291,10 @@ class ResidencyMachine(RuleBasedStateMachine):
     def a_device_is_lost(self, place: Place) -> None:
         self.feed(PlaceLost, place=place, reason="its keeper has ended")
         assert not any(lease[1] == place for lease in self.leases.values()), "a lease for nothing"
+
+    @rule(place=PLACES, missing_bytes=st.integers(1, 60))
+    def memory_is_short(self, place: Place, missing_bytes: int) -> None:
+        self.feed(MemoryShort, place=place, missing_bytes=missing_bytes)
 
     @precondition(lambda self: self.residency is not None)
     @rule(key=KEYS, place=PLACES)

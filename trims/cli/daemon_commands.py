@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FLAGS = {
     "state-dir": "catalog, disk images, built artifacts (default: ~/.local/state/trims)",
-    "cpu-capacity-bytes": "images in shared memory, such as 8GiB (default: half of what /dev/shm and memory allow)",
+    "cpu-capacity-bytes": "images in shared memory, such as 8GiB (default: half of memory, its limit or /dev/shm)",
     "disk-capacity-bytes": "images on disk (default: half of what is free, at most 256 GiB)",
     "registry": "where manifests are kept: sqlite:/path/file.db, or a plugin's, NAME:ARGUMENT (default: sqlite)",
     "cpu-tier": "a plugin's tier for images in memory, NAME:ARGUMENT (default: shared, in shared memory)",

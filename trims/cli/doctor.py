@@ -69,7 +69,7 @@ def _shared_memory() -> Iterator[Finding]:
     folder = config.segment_dir
     held = os.statvfs(folder)
     size, free = held.f_blocks * held.f_frsize, held.f_bavail * held.f_frsize
-    what = f"{folder}: {format_bytes(free)} free of {format_bytes(size)}"
+    what = f"{folder}: {format_bytes(free)} free of {format_bytes(size)}; {format_bytes(available_bytes())} of memory"
     check_folder(folder)
     if size < _SMALL_SHM_BYTES:
         yield Finding(

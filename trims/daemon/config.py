@@ -56,8 +56,8 @@ class Config:
     Attributes:
         runtime_dir: Sockets and lock; mode 0700, of this user.
         state_dir: Catalog, disk images, built artifacts.
-        cpu_capacity_bytes: Images in shared memory. Default: half of what /dev/shm or memory allows; of what memory
-            and control groups allow, with `memfd`.
+        cpu_capacity_bytes: Images in shared memory. Default: half of what memory and control groups allow, or of
+            /dev/shm if that is less and memory is `shm`.
         disk_capacity_bytes: Images on disk. Default: half of what is free or held by images already, at most
             256 GiB.
         registry: Where manifests are kept: `sqlite`, `sqlite:/path/file.db`, or a plugin's with its argument.
@@ -396,15 +396,15 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
+    allowed = allowed_bytes()
     if given.get("cpu_memory") == "memfd":
-        return allowed_bytes() // 2
-    segments = given.get("segment_dir", SHM_FOLDER)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return allowed // 2
     try:
-        held = os.statvfs(segments)
+        held = os.statvfs(given.get("segment_dir", SHM_FOLDER))
     except OSError:  # commands that make no memory have no use for it; a daemon refuses it (`check_folder`)
-        return memory // 2
-    return min(memory, held.f_blocks * held.f_frsize) // 2
+        return allowed // 2
+    # A tmpfs without a limit shows no blocks.
+    return min(allowed, held.f_blocks * held.f_frsize or allowed) // 2
 
 
 def _default_disk_bytes(folder: Path) -> int:

@@ -20,9 +20,10 @@ import trims
 from trims.core.errors import ConfigError
 from trims.core.place import CLOUD, CPU, DISK, FILE, Place
 from trims.core.policy.eviction import LeastRecentlyUsed, Policy
+from trims.core.units import format_bytes
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
-from trims.daemon.config import unknown_variables
+from trims.daemon.config import SHARED, unknown_variables
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.endpoint import endpoint_of
@@ -31,15 +32,18 @@ from trims.daemon.notify import Notifier
 from trims.daemon.shutdown import Shutdown
 from trims.daemon.sources import Sources
 from trims.daemon.transfers import Transfers
+from trims.daemon.watch import Watch
 from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.formats.conversion.scratch import sweep_scratch
 from trims.formats.plugins import load_all
 from trims.logs import configure, hand_down
+from trims.memory.available import missing_bytes
 from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
+from trims.memory.shortage import group_limit
 from trims.registry.opening import open_registry
 from trims.store.assembly import StoreSettings, build_store
 from trims.store.catalog import Catalog
@@ -72,6 +76,8 @@ _SWITCH_INTERVAL_S = 0.0005
 _BURIAL_S = 5.0
 #: Seconds to wait for another daemon that is ending: requests that run may finish, and memory is given back.
 _OTHERS_END_S = 120.0
+#: Seconds between two looks at what control groups leave for images.
+_MEMORY_S = 1.0
 _IS_ENDING = "ending"
 
 
@@ -144,6 +150,8 @@ class Daemon:
         #: Work that must be done before the daemon can end, once it was asked to end; empty before.
         self.waits_for = ""
         self._announcing = threading.Lock()
+        self._lacks_memory = False
+        self._watch = Watch({self._look_at_memory: _MEMORY_S} if config.cpu_tier == SHARED else {})
 
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
@@ -171,6 +179,7 @@ class Daemon:
             )
         self.attach.start()
         self.control.start()
+        self._watch.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
 
     def _build(self, undo: contextlib.ExitStack) -> None:
@@ -286,6 +295,17 @@ class Daemon:
                 for lock in self._locks:
                     lock.announce_end()
 
+    def _look_at_memory(self) -> None:
+        """Have idle images leave while a control group is about to be full: by its processes, or by a lower limit."""
+        missing = missing_bytes()
+        if missing:
+            if not self._lacks_memory:
+                log.warning(
+                    "memory is almost full, idle images leave: %s missing; %s", format_bytes(missing), group_limit()
+                )
+            self.store.give_way(missing)
+        self._lacks_memory = bool(missing)
+
     def _hasten(self) -> None:
         log.warning("asked once more: requests that run are failed now")
         self.endpoint.hasten()
@@ -306,6 +326,7 @@ class Daemon:
         log.info("ending, once %s are done; Ctrl-C or SIGTERM once more fails them", self.waits_for)
         self.endpoint.stop()  # before the doors: requests that run may still need them
         self.waits_for = "its memory to be left in order"
+        self._watch.stop()
         self.attach.stop()
         for gpu in self.gpus:
             gpu.unwatch()

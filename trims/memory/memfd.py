@@ -4,8 +4,7 @@ The kernel itself refuses every write to a sealed memfd, by whatever descriptor 
 cannot be taken off. There is no name, so nothing can be found or removed behind the owner's back, and nothing outlives
 it: the memory goes with the last descriptor and mapping.
 
-The file system below has no size, so room is asked for beforehand (`available`), drafts that are not yet filled
-included.
+The file system below has no size, so room is asked for beforehand (`room`).
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import errno
 import fcntl
 import itertools
 import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ImageError, NoSpaceError
-from trims.core.units import format_bytes
-from trims.memory.available import available_bytes
+from trims.core.errors import ImageError
+from trims.memory.available import room_bytes
+from trims.memory.room import Room, no_memory
 from trims.memory.segments import Segment, is_full
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 #: A process that is being killed may keep its mapping a moment longer than its parent waits.
 _SETTLE_S = 2.0
 _LOOK_AGAIN_S = 0.005
-_BLOCK_BYTES = 512
 
 
 class SealedMemfd:
@@ -45,9 +42,7 @@ class SealedMemfd:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        #: Unfinished ones: what they will still take is spoken for.
-        self._drafts: dict[str, Segment] = {}
+        self._room = Room()
 
     def create(self, label: str, nbytes: int) -> Segment:
         """See `SegmentDriver.create`."""
@@ -55,9 +50,7 @@ class SealedMemfd:
         segment = Segment(name, nbytes, _memfd(name), named=False)
         try:
             os.ftruncate(segment.fd, nbytes)
-            with self._lock:
-                self._check_room(nbytes)
-                self._drafts[name] = segment
+            self._room.take(segment)
         except OSError as error:
             segment.close()
             raise self.explain(error, nbytes) from error
@@ -65,13 +58,6 @@ class SealedMemfd:
             segment.close()
             raise
         return segment
-
-    def _check_room(self, nbytes: int) -> None:
-        # In this order: what is filled in between counts twice, rather than not at all.
-        promised = sum(max(0, each.nbytes - _allocated_bytes(each)) for each in self._drafts.values())
-        available = available_bytes()
-        if nbytes > available - promised:
-            raise _full(nbytes, available, promised)
 
     def allocate(self, segment: Segment) -> None:
         """See `SegmentDriver.allocate`."""
@@ -93,8 +79,7 @@ class SealedMemfd:
 
     def discard(self, segment: Segment) -> None:
         """See `SegmentDriver.discard`."""
-        with self._lock:
-            self._drafts.pop(segment.name, None)
+        self._room.give(segment)
         segment.close()
 
     def remove(self, name: str) -> None:
@@ -110,7 +95,7 @@ class SealedMemfd:
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
         """See `SegmentDriver.explain`."""
-        return _full(nbytes, available_bytes(), 0) if is_full(error) else error
+        return no_memory(nbytes, room_bytes()) if is_full(error) else error
 
 
 def _memfd(name: str) -> int:
@@ -136,20 +121,6 @@ def _add_seals(segment: Segment) -> None:
             time.sleep(_LOOK_AGAIN_S)
         else:
             return
-
-
-def _allocated_bytes(segment: Segment) -> int:
-    return os.fstat(segment.fd).st_blocks * _BLOCK_BYTES
-
-
-def _full(nbytes: int, available: int, promised: int) -> NoSpaceError:
-    spoken_for = f", {format_bytes(promised)} of them spoken for" if promised else ""
-    return NoSpaceError(
-        f"memory is full: {format_bytes(nbytes)} ({nbytes} bytes) needed, {format_bytes(available)} available to this "
-        f"process{spoken_for}; lower the cpu "
-        f"tier's capacity",
-        max(0, available - promised),
-    )
 
 
 def sealed_file(name: str, nbytes: int, write: Callable[[int], None]) -> int:

@@ -21,6 +21,7 @@ import posix_ipc
 
 from trims.core.errors import ConfigError, ImageError, NoSpaceError
 from trims.core.units import format_bytes
+from trims.memory.room import Room, allocated_bytes
 from trims.memory.segments import Segment, is_full
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
 #: Pattern of the daemons' prefixes, which end in a hash of their state folders.
 _PREFIX = re.compile(r"trims-[0-9a-f]{12}")
-#: Bytes of the unit in which the kernel counts what a file takes.
-_BLOCK_BYTES = 512
 _SEALED_MODE = 0o400
 
 
@@ -47,6 +46,7 @@ class PosixShm:
     def __init__(self, prefix: str, folder: Path = SHM_FOLDER) -> None:
         self._prefix = prefix
         self._folder = folder
+        self._room = Room()
 
     def create(self, label: str, nbytes: int) -> Segment:
         """See `SegmentDriver.create`."""
@@ -55,13 +55,17 @@ class PosixShm:
         segment = Segment(name, nbytes, self._create(name))
         try:
             os.ftruncate(segment.fd, nbytes)
+            self._room.take(segment)
         except OSError as error:
             self.discard(segment)
             raise self.explain(error, nbytes) from error
+        except BaseException:
+            self.discard(segment)
+            raise
         return segment
 
     def _check_room(self, nbytes: int) -> None:
-        """Refuse an image that cannot fit before the rest of the machine's memory is filled to find that out."""
+        """Refuse an image that the file system has no room for before all that is left is filled to find that out."""
         held = os.statvfs(self._folder)
         if held.f_blocks and nbytes > held.f_bavail * held.f_frsize:  # a tmpfs without a limit shows no blocks
             raise self._full(nbytes)
@@ -77,7 +81,7 @@ class PosixShm:
         except OSError as error:
             if not is_full(error):
                 raise
-            raise self._full(segment.nbytes, os.fstat(segment.fd).st_blocks * _BLOCK_BYTES) from error
+            raise self._full(segment.nbytes, allocated_bytes(segment)) from error
 
     def seal(self, segment: Segment, key: str, digest: str) -> Segment:
         """See `SegmentDriver.seal`.
@@ -94,10 +98,12 @@ class PosixShm:
             self.remove(name)
             raise
         finally:
+            self._room.give(segment)
             segment.close()
 
     def discard(self, segment: Segment) -> None:
         """See `SegmentDriver.discard`."""
+        self._room.give(segment)
         segment.close()
         self.remove(segment.name)
 

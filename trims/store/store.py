@@ -20,10 +20,11 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.place import FILE
+from trims.core.place import CPU, FILE
 from trims.core.residency.events import (
     Closed,
     Event,
+    MemoryShort,
     Tick,
 )
 from trims.store.catalog import FILE_PREFIX
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from trims.background.rate_limit import RateLimiter
     from trims.core.place import Place
     from trims.core.residency.residency import Residency
+    from trims.manifests.manifest import Manifest
     from trims.memory.pages import Pages
     from trims.store.adoption import Adoption
     from trims.store.catalog import Catalog
@@ -241,25 +243,32 @@ class Store:
         if key is not None:
             self._orders.retire_image(key, name)
 
-    def find_format(self, name: str, timeout_s: float = _LOOK_S) -> str:
-        """Return the format of a model's artifact, found by its first bytes; empty if that fails or takes longer.
+    def find_format(self, name: str) -> str:
+        """Return the format of a model's artifact, found by its first bytes; empty if that fails or takes long."""
+        return self._looked(name, self.resolver.where(name), lambda: self.resolver.find_format(name))
 
-        Safe where a file system may hang: a worker of its mount point looks, and this waits at most `timeout_s`
-        seconds.
+    def find_task(self, manifest: Manifest) -> str:
+        """Return the task of a Hugging Face model, registered or not; empty as `find_format`, and for others."""
+        return self._looked(manifest.name, self.resolver.where_of(manifest), lambda: self.resolver.find_task(manifest))
+
+    def _looked(self, name: str, where: str, look: Callable[[], str]) -> str:
+        """Return what a look at a model's files finds; empty if that fails or takes longer than `_LOOK_S`.
+
+        Safe where a file system may hang: a worker of its mount point looks.
         """
         found: list[str] = []
         over = threading.Event()
 
-        def look() -> None:
+        def run() -> None:
             try:
-                found.append(self.resolver.find_format(name))
+                found.append(look())
             except (TrimsError, OSError) as error:
-                log.debug("%s: its format is not known yet: %s", name, error)
+                log.debug("%s: its files cannot be looked at yet: %s", name, error)
             finally:
                 over.set()
 
-        if self._parts.readers.of(self.resolver.where(name)).submit(look):
-            over.wait(timeout_s)
+        if self._parts.readers.of(where).submit(run):
+            over.wait(_LOOK_S)
         return found[0] if found else ""
 
     # -- questions -------------------------------------------------------------------------------------------------
@@ -324,6 +333,10 @@ class Store:
         self._feed(Tick(at_s=now_s))
         if spans.is_everything():
             self._count()
+
+    def give_way(self, missing_bytes: int) -> None:
+        """Evict idle images from memory, of which the machine or its control group lacks so many bytes."""
+        self._feed(MemoryShort(at_s=self._clock(), place=CPU, missing_bytes=missing_bytes))
 
     def _count(self) -> None:
         """Record how full each tier is, and how many leases there are."""

@@ -19,6 +19,7 @@ from trims.core.residency.events import (
     Free,
     Grant,
     Measure,
+    MemoryShort,
     Refuse,
     SessionEnded,
     Tick,
@@ -227,3 +228,25 @@ def test_bytes_that_came_back_help_one_fill_once() -> None:
     (refused,) = only(Refuse, bench.no_space("a", room_bytes=0))
     assert isinstance(refused, Refuse)
     assert isinstance(refused.error, NoSpaceError)
+
+
+def test_memory_that_grows_short_evicts_the_longest_idle_until_enough_comes_back() -> None:
+    bench = Full()
+    for key in ("old", "new", "newest"):
+        bench.resident(key, 20)
+    assert keys(Free, bench.feed(MemoryShort, place=CPU, missing_bytes=30)) == ["old", "new"]
+    assert bench.feed(MemoryShort, place=CPU, missing_bytes=30) == [], "40 are on their way back already"
+    for key in ("old", "new"):
+        bench.freed(key)
+    assert bench.capacity() == 60, "no more than lay there, for a while"
+    bench.now += BELIEVED_FULL_S
+    bench.feed(Tick)
+    assert bench.capacity() == 100
+
+
+def test_memory_that_grows_short_takes_nothing_from_a_reader() -> None:
+    bench = Full()
+    bench.fill("read", 60)
+    assert kinds(bench.filled("read")) == [Grant]
+    assert bench.feed(MemoryShort, place=CPU, missing_bytes=30) == []
+    assert bench.state("read") is State.SEALED

@@ -11,6 +11,7 @@ import pytest
 
 from trims.cli import daemon_commands
 from trims.core.errors import ConfigError
+from trims.daemon import config as config_module
 from trims.daemon.config import Config, build_config, unknown_variables
 from trims.environments.environment_store import default_folder
 from trims.memory.available import allowed_bytes
@@ -200,6 +201,12 @@ def test_memory_without_a_name_lies_in_no_folder() -> None:
 
 def test_the_default_capacity_of_memory_without_a_name_does_not_depend_on_dev_shm() -> None:
     assert build(cpu_memory="memfd").cpu_capacity_bytes == allowed_bytes() // 2
+
+
+@pytest.mark.parametrize("kind", ["shm", "memfd"])
+def test_the_default_capacity_follows_what_control_groups_allow(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "allowed_bytes", lambda: 600 << 20)
+    assert build(cpu_memory=kind).cpu_capacity_bytes == 300 << 20
 
 
 def test_a_tier_of_a_plugin_needs_a_stated_capacity_and_ours_none() -> None:

@@ -31,7 +31,7 @@ from trims.core.policy.demand import COUNTED_AT_ONCE
 from trims.core.replica import Share, State
 from trims.core.residency import placement
 from trims.core.residency.admission_queue import AdmissionQueue
-from trims.core.residency.events import KeepAlive, Requested
+from trims.core.residency.events import KeepAlive, MemoryShort, Requested
 from trims.core.residency.fill_failures import RETRY_EARNED_S
 from trims.core.residency.promotion import host_for
 
@@ -207,6 +207,15 @@ class Admission:
             return False
         self.enqueue_again(replica, waiters, at_s).fills_without_room = fills
         return True
+
+    def give_way(self, event: MemoryShort) -> None:
+        """Evict idle replicas for bytes that the machine lacks, and believe for a while that there is no more room."""
+        ledger, books = self._ledger, self._ledger.capacity.at[event.place]
+        missing = event.missing_bytes - books.shares[Share.LEAVING]
+        self._evict(event.place, missing, event.at_s, spare_promised=False)
+        books.found_full(0, event.at_s + BELIEVED_FULL_S)
+        ledger.due.add(event.at_s + BELIEVED_FULL_S, event.place)
+        ledger.changed_places[event.place] = None
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Record that each session that reads the replica needs `nbytes` on the device: activations, libraries' own."""

@@ -164,6 +164,14 @@ class PlaceLost(Event):
 
 
 @event_record
+class MemoryShort(Event):
+    """The machine, or a limit that was lowered, has too little memory for what it holds at a place already."""
+
+    place: Place
+    missing_bytes: int
+
+
+@event_record
 class WorkspaceKnown(Event):
     """The bytes that each reader of an image needs on a device, beside the image, became known."""
 
