@@ -39,6 +39,10 @@ test: env mxnet-env clients-env ## all tests but the long ones; ARGS="tests/unit
 bench-smoke: env mxnet-env clients-env ## each benchmark once, with tiny sizes; before a release
 	$(PYTEST) -m bench_smoke $(ARGS)
 
+.PHONY: onnx-backend
+onnx-backend: env ## every model of onnx's backend tests that ONNX Runtime passes: from its own file, and converted
+	$(BIN)/python -m pytest -s -m soak tests/e2e/test_onnx_backend.py $(ARGS)
+
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
 LOWEST_TESTS := tests/unit/core tests/unit/manifests tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
   tests/e2e/test_cli.py tests/e2e/test_client_and_daemon.py tests/e2e/test_serving_process.py

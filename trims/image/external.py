@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from trims.core.errors import CallerError
 
+#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx.converter`).
+#: In this folder that file exists on every machine, so no file is written, and it has no bytes that could be read by
+#: mistake.
+EXTERNAL_FOLDER, NO_FOLDER = "session.model_external_initializers_file_folder_path", "/dev"
+NO_PREPACKING = "session.disable_prepacking"
+
 
 def pad_name(name: str, letters: int) -> str:
     """Return a relative path of exactly so many bytes in UTF-8 that leads to the same file as `name`.

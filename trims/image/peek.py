@@ -12,7 +12,7 @@ import struct
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.image.index import HEADER, LENGTH, MAGIC, decode_header, header_length
-from trims.image.program import EXECUTABLE_KINDS, Program
+from trims.image.program import EXECUTABLE_KINDS, WHY, Program
 
 #: An artifact with more to parse is not converted in a process that serves others: parsing holds the interpreter lock,
 #: and collecting garbage does so for as long as there are many objects. Measured: 2,500 tensors, about so much, take
@@ -52,19 +52,39 @@ def runs_code(fd: int, nbytes: int) -> bool:
     False for a file that is no image. Raises OSError if it cannot be read.
     """
     try:
+        head = _program_head(fd, nbytes)
+    except ImageError:
+        return True
+    return head is not None and head.kind in EXECUTABLE_KINDS
+
+
+def why_of(fd: int, nbytes: int) -> str:
+    """Return why the program of an image is not what its converter makes of other models; empty if it is, or unknown.
+
+    Raises OSError if it cannot be read.
+    """
+    try:
+        head = _program_head(fd, nbytes)
+    except ImageError:
+        return ""
+    return "" if head is None else str(head.attributes.get(WHY, ""))
+
+
+def _program_head(fd: int, nbytes: int) -> Program | None:
+    """Return the program of an image without its body; None for a file that is no image, or has none.
+
+    Raises ImageError if it cannot be read.
+    """
+    try:
         start = LENGTH.size + header_length(os.pread(fd, LENGTH.size, 0), nbytes, "image")
         index = decode_header(os.pread(fd, HEADER.size, start))
     except (ArtifactError, ImageError):
-        return False
+        return None
     if not index.program_bytes:
-        return False
+        return None
     begin = start + index.program_offset
     (head_bytes,) = _PROGRAM_LENGTH.unpack(os.pread(fd, _PROGRAM_LENGTH.size, begin).ljust(_PROGRAM_LENGTH.size, b"\0"))
-    try:
-        head = Program.decode(os.pread(fd, _PROGRAM_LENGTH.size + min(head_bytes, index.program_bytes), begin))
-    except ImageError:
-        return True
-    return head.kind in EXECUTABLE_KINDS
+    return Program.decode(os.pread(fd, _PROGRAM_LENGTH.size + min(head_bytes, index.program_bytes), begin))
 
 
 def without_weights(fd: int, nbytes: int) -> mmap.mmap:

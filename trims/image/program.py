@@ -28,6 +28,8 @@ TRANSFORMERS = "transformers"
 TRANSFORMERS_CODE = "transformers-code"
 #: Kinds that run code when they are used: only to be taken from a store that one trusts like one's own files.
 EXECUTABLE_KINDS = frozenset({TORCH_SKELETON, TORCH_BUILDER, TRANSFORMERS_CODE})
+#: Attribute of a program that is not what its converter makes of other models: why it is not, in a sentence.
+WHY = "why"
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 

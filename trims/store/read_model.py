@@ -7,13 +7,14 @@ replicas is made in pieces, because opens wait for the lock: each replica is of 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InvariantError
+from trims.core.errors import DrainingError, InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
 from trims.core.residency.placement import Verdict
+from trims.image.peek import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -202,7 +203,20 @@ class ReadModel:
         """Return all replicas of an image, fastest place first, and the artifact's own files if they are served."""
         keys = [image.key] if image.in_place in (None, image.key) else [image.key, image.in_place]
         with self._lock:
-            return [self._view(found, story=story) for key in keys for found in self._residency.places_of(key)]
+            found = [self._view(each, story=story) for key in keys for each in self._residency.places_of(key)]
+        return [self._with_reason(each) for each in found] if story else found
+
+    def _with_reason(self, view: ReplicaView) -> ReplicaView:
+        """Add to a replica's history why its image is not what its converter makes of other models, if it is not."""
+        extent = self._runner.sealed.get(view.id)
+        if extent is None or extent.fd < 0:
+            return view
+        try:
+            with extent.reader() as fd:
+                why = why_of(fd, extent.nbytes)
+        except (DrainingError, OSError):  # it has just gone
+            return view
+        return replace(view, story=(*view.story, why)) if why else view
 
     def replica(self, key: str, place: Place) -> ReplicaView | None:
         """Return one replica, in whatever state."""

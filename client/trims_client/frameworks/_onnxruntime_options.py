@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.image.external import EXTERNAL_FOLDER, NO_FOLDER, NO_PREPACKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CPU_PROVIDER = "CPUExecutionProvider"
-_NO_PREPACKING = "session.disable_prepacking"
 _OWNER = "trims.model"
-#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx.converter`).
-#: In this folder that file exists on every machine, so no file is written, and it has no bytes that could be read by
-#: mistake.
-_EXTERNAL_FOLDER, NO_FOLDER = "session.model_external_initializers_file_folder_path", "/dev"
 
 
 def packing_options(given: onnxruntime.SessionOptions | None) -> onnxruntime.SessionOptions:
     """Return options of a session that packs its weights."""
     wanted = onnxruntime.SessionOptions() if given is None else given
-    wanted.add_session_config_entry(_NO_PREPACKING, "0")
+    wanted.add_session_config_entry(NO_PREPACKING, "0")
     return wanted
 
 
@@ -65,10 +61,10 @@ def complete_options(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if attributes["threads"] and not options.intra_op_num_threads:
         options.intra_op_num_threads = attributes["threads"]
-    if _entry(options, _NO_PREPACKING) is None:
-        options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] is True else "1")
+    if _entry(options, NO_PREPACKING) is None:
+        options.add_session_config_entry(NO_PREPACKING, "0" if attributes["prepack"] is True else "1")
     if folder is not None:  # else it is that of the model's file
-        options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
+        options.add_session_config_entry(EXTERNAL_FOLDER, folder)
     options.add_session_config_entry(_OWNER, name)
     return options
 
@@ -84,8 +80,8 @@ def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntim
         )
     if options.optimized_model_filepath:
         raise NotSupportedError(f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file")
-    if _entry(options, _EXTERNAL_FOLDER) is not None:
-        raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER} out")
+    if _entry(options, EXTERNAL_FOLDER) is not None:
+        raise NotSupportedError(f"{name!r} has no external data; leave {EXTERNAL_FOLDER} out")
     return options
 
 

@@ -32,11 +32,10 @@ import onnxruntime
 
 from trims.core.errors import ArtifactChangedError, NotSupportedError
 from trims.core.units import format_bytes
-from trims.image.external import exchange_name
+from trims.image.external import NO_FOLDER, exchange_name
 from trims.image.host import cpu_features
-from trims.image.program import ONNX_ORIGINAL
+from trims.image.program import ONNX_ORIGINAL, WHY
 from trims_client.frameworks._onnxruntime_options import (
-    NO_FOLDER,
     checked_providers,
     complete_options,
     level_of,
@@ -67,7 +66,8 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     Attributes:
         program: The program of the image; `program.attributes["inputs"]` describes what to feed. Its kind is
-            `onnx-original` if this session optimized the graph itself, because the model was not converted yet.
+            `onnx-original` if this session optimized the graph itself, because the model was not converted yet, or was
+            kept as published (its attribute `why` says why).
         host_copies: Names of initializers that lie on a device but that ONNX Runtime needs on the host. The session
             uses private copies of them.
     """
@@ -277,13 +277,18 @@ def _kept(
 def _over_original(
     weights: Weights, program: Program, providers: Sequence[Any], given: onnxruntime.SessionOptions | None
 ) -> SharedSession:
-    """Return a session of a model that was not converted yet: ONNX Runtime optimizes it, as it does alone.
+    """Return a session of a model that was not converted, or not yet: ONNX Runtime optimizes it, as it does alone.
 
     It reads the very files that the daemon has opened, if this process sees them: what it is fed before it optimizes it
     copies once more (seen in 1.31), so its own way is the shorter one. Where they are not seen, such as in a container,
     it is fed from the mapped files.
     """
     attributes = program.attributes
+    if weights.device is not None:
+        raise NotSupportedError(
+            f"{weights.name!r} lies at {weights.place} as published, which its sessions would have to optimize there: "
+            f"{attributes.get(WHY, 'it was not converted yet')}; open it with place='cpu'"
+        )
     fed, external, file = attributes["fed"], attributes["external"], attributes["file"]
     mapped = bool(external["names"]) and _are_the_same(external)
     whole = _is_the_same(file["path"], file["known"]) and (mapped or not external["names"])

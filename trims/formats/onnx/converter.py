@@ -6,7 +6,8 @@ without optimizing, parsing weights or copying them. Covered: weights inside the
 over 2 GiB too. Not covered: custom operator libraries; initializers of types no tensor of an image has
 (strings, 4-bit numbers) stay in the program. Before the first conversion the model is served in place: the graph as
 published, over initializers where they lie (`trims.formats.onnx.graph`); sessions then optimize it themselves, as these
-options say.
+options say. So it stays where what ONNX Runtime saved cannot be used (`trims.formats.onnx.proof`): the image then has
+the graph as published, and why.
 
 Options:
     optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`: for
@@ -24,24 +25,28 @@ Options:
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trims.core.errors import ArtifactError, ConversionError
+from trims.core.errors import ArtifactError, ConversionError, NotInPlaceError
 from trims.core.layout import DTYPE_BYTES, element_count
+from trims.core.units import format_bytes
 from trims.formats.base import check_options
 from trims.formats.onnx.external_data import external_locations, look_at_external
 from trims.formats.onnx.graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
 from trims.formats.onnx.packed import PackedWeights
+from trims.formats.onnx.proof import Initializer, errors, why_unusable
 from trims.formats.onnx.signature import read_signature
+from trims.image.external import NO_PREPACKING
 from trims.image.host import cpu_features
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
-from trims.image.program import ONNX_ORIGINAL, Program
+from trims.image.program import ONNX_ORIGINAL, WHY, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -56,7 +61,13 @@ _INTEGERS = (6, 7, 9)
 _ON_DEVICES = ("basic", "none")
 PROGRAM_KIND = "onnxruntime"
 SHARED = "shared"
+#: No file that a session might read by itself, in the attributes of an `onnx-original` program.
+_NO_FILE: Mapping[str, Any] = {"path": "", "known": []}
+_NO_EXTERNAL: Mapping[str, Any] = {"folder": "", "names": [], "files": {}}
+#: Largest model that becomes a program with all its weights: a protobuf has no more.
+MOST_WHOLE_BYTES = (2 << 30) - 1
 _SCRATCH_WEIGHTS = "weights"
+_log = logging.getLogger(__name__)
 _LEVELS = {
     "all": "ORT_ENABLE_ALL",
     "extended": "ORT_ENABLE_EXTENDED",
@@ -69,7 +80,7 @@ class OnnxConverter:
     """See the module."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     host_specific: ClassVar[bool] = True
     device_options: ClassVar[Mapping[str, Any]] = {"optimize": "basic"}
 
@@ -91,19 +102,40 @@ class OnnxConverter:
         return (main, *(look_at_external(main, location).path for location in external_locations(main)))
 
     def plan(self, artifact: Artifact) -> ImagePlan:
-        """Optimize, then lay out what came of it."""
+        """Optimize, then lay out what came of it, or the graph as published if that cannot be used."""
         main = artifact.files[0]
         options = _Options.read(artifact.options, main)
         with _scratch_folder() as folder:
-            model, weights = _optimize(main, options, folder)
+            original, model, weights = _optimize(main, options, folder)
         packed = PackedWeights.read(model)
-        sources = _take_initializers(model, weights, on_devices=options.optimize in _ON_DEVICES)
+        fed = _take_initializers(model, weights, on_devices=options.optimize in _ON_DEVICES)
         _inline_rest(model, weights)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         program = _program(model, options)
+        if why := why_unusable(original, program, fed, prepack=options.prepack == SHARED):
+            return self._as_published(artifact, why)
+        del original
+        sources = [
+            SourceTensor(name, DTYPES[each.data_type], each.shape, _copier(each.data)) for name, each in fed.items()
+        ]
         if packed.nbytes:
             return packed.plan(model, program, [*sources, packed.source(weights.data)], metadata)
         return plan_image(sources, program=program, metadata=metadata)
+
+    def _as_published(self, artifact: Artifact, why: str) -> ImagePlan:
+        """Lay out the graph as published: sessions optimize it, as at its own file."""
+        main, why = artifact.files[0], f"kept as published, and each session optimizes it: {why}"
+        _log.warning("%s is %s", main, why)
+        try:
+            found = self.contents(artifact)
+        except NotInPlaceError:
+            found = Contents([], _whole(main, _Options.read(artifact.options, main)))
+        assert found.program is not None
+        attributes = dict(found.program.attributes)
+        # No file is named: sessions are fed from the image.
+        attributes["fed"] = [*attributes["fed"], *attributes["external"]["names"]]
+        attributes |= {"file": _NO_FILE, "external": _NO_EXTERNAL, WHY: why}
+        return replace(found, program=found.program._replace(attributes=attributes)).plan()
 
     def signature(self, artifact: Artifact) -> Signature:
         """Return the graph's inputs and outputs."""
@@ -164,21 +196,42 @@ def _scratch_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, _Saved]:
-    """Return the optimized model without its weights, and these: mapped, so that they outlive the folder."""
+def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, Any, _Saved]:
+    """Return the session that optimized, the model without its weights, and these: mapped, to outlive the folder.
+
+    Raises ArtifactError for what ONNX Runtime refuses.
+    """
     import onnx
 
-    _save_optimized(main, options, folder)
+    original = _save_optimized(main, options, folder)
     model = onnx.load(os.fspath(folder / "model.onnx"), load_external_data=False)
     _drop_repeated(model)
-    return model, _Saved.map(folder / _SCRATCH_WEIGHTS)
+    _drop_left_inputs(model, original)
+    return original, model, _Saved.map(folder / _SCRATCH_WEIGHTS)
 
 
-def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
+def _whole(main: Path, options: _Options) -> Program:
+    """Return the program of a model whose weights cannot be taken out as they are: all of them stay in it.
+
+    Raises ConversionError for one that is too large to be a program.
+    """
+    import onnx
+
+    model = onnx.load(os.fspath(main))
+    if model.ByteSize() > MOST_WHOLE_BYTES:
+        raise ConversionError(
+            f"{main}: what ONNX Runtime {_version()} made of it cannot be used, and {format_bytes(model.ByteSize())} "
+            f"are too many to be kept as published ({format_bytes(MOST_WHOLE_BYTES)}); use another version of it"
+        )
+    ends = {"inputs": _inputs(model), "outputs": [_describe(value) for value in model.graph.output]}
+    attributes = {**options.for_sessions(), **ends, "fed": [], "external": _NO_EXTERNAL}
+    return Program(ONNX_ORIGINAL, attributes, model.SerializeToString(deterministic=True))
+
+
+def _save_optimized(main: Path, options: _Options, folder: Path) -> Any:
     # Since 1.29 ONNX Runtime reports to its maker when it is imported; a converter speaks to its daemon only.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[options.optimize])
@@ -188,14 +241,13 @@ def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
     for key, value in {
         "session.optimized_model_external_initializers_file_name": _SCRATCH_WEIGHTS,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BELOW_BYTES),
-        "session.disable_prepacking": "0" if options.prepack == SHARED else "1",
+        NO_PREPACKING: "0" if options.prepack == SHARED else "1",
         "session.save_external_prepacked_constant_initializers": "1" if options.prepack == SHARED else "0",
     }.items():
         settings.add_session_config_entry(key, value)
-    refusals = tuple(kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
     try:
-        onnxruntime.InferenceSession(os.fspath(main), settings, providers=["CPUExecutionProvider"])
-    except refusals as error:
+        return onnxruntime.InferenceSession(os.fspath(main), settings, providers=["CPUExecutionProvider"])
+    except errors() as error:
         raise ArtifactError(f"{main}: ONNX Runtime {onnxruntime.__version__} refuses it: {error}") from error
 
 
@@ -225,9 +277,9 @@ class _Saved:
         return self.data[offset : offset + length]
 
 
-def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list[SourceTensor]:
-    """Return the graph's large initializers as tensors of an image; in the graph their declarations stay."""
-    sources = []
+def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> dict[str, Initializer]:
+    """Return the graph's large initializers by name; in the graph their declarations stay."""
+    found: dict[str, Initializer] = {}
     for tensor in model.graph.initializer:
         if not _is_external(tensor) or tensor.data_type not in DTYPES:
             continue
@@ -236,9 +288,9 @@ def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list
         data, dtype, shape = weights.of(tensor), DTYPES[tensor.data_type], tuple(tensor.dims)
         if len(data) != element_count(shape) * DTYPE_BYTES[dtype]:
             raise ArtifactError(f"initializer {tensor.name!r} of {dtype}{list(shape)} has {len(data)} bytes")
-        sources.append(SourceTensor(tensor.name, dtype, shape, _copier(data)))
+        found[tensor.name] = Initializer(data, tensor.data_type, shape)
         _declare_fed(tensor, len(data))
-    return sources
+    return found
 
 
 def _copier(data: memoryview) -> Callable[[memoryview], None]:
@@ -286,8 +338,15 @@ def _attributes(graph: Any) -> Iterator[Any]:
 
 
 def _drop_repeated(model: Any) -> None:
-    """Drop initializers of subgraphs that ONNX Runtime (1.22 to 1.26) saves twice, and then refuses to load."""
+    """Drop from subgraphs what ONNX Runtime saves twice, and then refuses to load.
+
+    1.22 to 1.26 repeat initializers. Up to 1.31, a `Constant` in a subgraph of a subgraph becomes an initializer, and
+    stays.
+    """
     for graph in _graphs(model.graph):
+        given = {tensor.name for tensor in graph.initializer}
+        for node in [each for each in graph.node if each.op_type == "Constant" and given.issuperset(each.output)]:
+            graph.node.remove(node)
         once = {tensor.name: tensor for tensor in reversed(graph.initializer)}
         if len(once) < len(graph.initializer):
             kept = [tensor for tensor in graph.initializer if once[tensor.name] is tensor]
@@ -296,22 +355,39 @@ def _drop_repeated(model: Any) -> None:
             graph.initializer.extend(copies)
 
 
+def _drop_left_inputs(model: Any, original: Any) -> None:
+    """Drop inputs that were initializers: the optimizer merges equal ones, and leaves their inputs behind."""
+    kept = {each.name for each in (*original.get_inputs(), *original.get_overridable_initializers())}
+    kept.update(tensor.name for tensor in model.graph.initializer)
+    for value in [each for each in model.graph.input if each.name not in kept]:
+        model.graph.input.remove(value)
+
+
 def _is_external(tensor: Any) -> bool:
     return bool(tensor.data_location == 1)
 
 
 def _program(model: Any, options: _Options) -> Program:
-    import onnxruntime
-
-    optimized = options.optimize != "none"
     attributes = {
-        "onnxruntime": onnxruntime.__version__ if optimized else None,
+        "onnxruntime": _version() if options.optimize != "none" else None,
         "cpu": list(cpu_features()) if options.optimize == "all" else None,
         **options.for_sessions(),
-        "inputs": [_describe(value) for value in model.graph.input],
+        "inputs": _inputs(model),
         "outputs": [_describe(value) for value in model.graph.output],
     }
     return Program(PROGRAM_KIND, attributes, model.SerializeToString(deterministic=True))
+
+
+def _version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _inputs(model: Any) -> list[dict[str, Any]]:
+    """Return what to feed a session: inputs that no initializer is for."""
+    given = {tensor.name for tensor in model.graph.initializer}
+    return [_describe(value) for value in model.graph.input if value.name not in given]
 
 
 def _describe(value: Any) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class OriginalGraph:
         external: Names of those that `body` declares where they are.
         files: The files of the latter by their locations: device, inode, length and time in ns of each.
         main: Device, inode, length and time in ns of the model's file.
-        inputs: What to feed a session: name, dtype and shape of each.
+        inputs: What to feed a session, which are those without an initializer: name, dtype and shape of each.
         outputs: Name, dtype and shape of each output.
         metadata: The model's own strings.
     """
@@ -182,6 +182,7 @@ class _Reader:
         self._fed: list[str] = []
         self._external: dict[str, str] = {}
         self._values: dict[int, list[dict[str, Any]]] = {_GRAPH_INPUT: [], _GRAPH_OUTPUT: []}
+        self._initialized: set[str] = set()
 
     def model(self) -> OriginalGraph:
         """Walk all of it."""
@@ -200,7 +201,8 @@ class _Reader:
             raise self._file.broken("it has no graph")
         # The order of fields means nothing: the graph may come last.
         body = self._written(around) + head_of(_MODEL_GRAPH, graph.nbytes) + self._written(graph)
-        inputs, outputs = self._values[_GRAPH_INPUT], self._values[_GRAPH_OUTPUT]
+        inputs = [each for each in self._values[_GRAPH_INPUT] if each["name"] not in self._initialized]
+        outputs = self._values[_GRAPH_OUTPUT]
         files = {location: self._files[location] for location in self._external.values()}
         known = {location: _known(file) for location, file in files.items()}
         sources, names = list(self._sources.values()), list(self._external)
@@ -230,6 +232,7 @@ class _Reader:
     def _initializer(self, message: Field, kept: _Parts) -> None:
         """Take an initializer's bytes out, if it is large and dense; else keep it in the program."""
         tensor = self._tensor(message)
+        self._initialized.add(tensor.name)
         dtype, span = DTYPES.get(tensor.data_type), self._span(tensor)
         if not tensor.has_data:
             raise NotInPlaceError(f"initializer {tensor.name!r} has no data")
