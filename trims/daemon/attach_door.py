@@ -142,6 +142,26 @@ class AttachDoor:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._thread.start()
 
+    def publish_again(self) -> list[str]:
+        """Bind a new socket for each that has lost its name; return those names. Sessions go on.
+
+        Not to be called in the door's own thread.
+        """
+        lost = [listener for listener in list(self._listeners.values()) if not listener.name.is_there()]
+        for listener in lost:
+            listener.bind_again()
+            self.run(partial(self._replace, listener))
+        return [str(listener.name.path) for listener in lost]
+
+    def _replace(self, listener: Listener) -> None:
+        """Serve a listener's new socket in place of its old one, once those that connected to that are let in."""
+        self._accept(listener)
+        self._epoll.unregister(listener.sock.fileno())
+        del self._listeners[listener.sock.fileno()]
+        listener.take_new()
+        self._listeners[listener.sock.fileno()] = listener
+        self._epoll.register(listener.sock.fileno(), select.EPOLLIN)
+
     def stop(self) -> None:
         """End every session and remove the socket."""
         self._stopping = True

@@ -145,23 +145,42 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._waits_for = waits_for
         self._started_at_s = time.monotonic()
         self._stopping = False
+        #: The last one has the socket of the door's name; earlier ones have lost it and serve who is connected.
+        self._servers: list[grpc.Server] = []
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
 
     def start(self) -> None:
         """Bind and begin to serve."""
-        self._name.clear()
         self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="trims-control")
+        self._publish()
+
+    def _publish(self) -> None:
+        self._name.clear()
         options = (("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
-        self._server = grpc.server(self._pool, options=options)
-        trims_pb2_grpc.add_ControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"unix:{self._name.unpublished}")
-        self._server.start()
-        self._name.publish(0o600)
+        server = grpc.server(self._pool, options=options)
+        trims_pb2_grpc.add_ControlServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        before = os.umask(0o177)  # no other user may connect, not even in the moment before the mode is set
+        try:
+            server.add_insecure_port(f"unix:{self._name.path}")
+        finally:
+            os.umask(before)
+        self._name.bound(0o600)
+        server.start()
+        self._servers.append(server)
+
+    def publish_again(self) -> list[str]:
+        """Bind a new socket if the last one has lost its name; return that name. Calls and streams go on."""
+        if self._name.is_there():
+            return []
+        self._publish()
+        return [str(self._name.path)]
 
     def stop(self) -> None:
         """End running calls and remove the socket."""
         self._stopping = True
-        self._server.stop(grace=1.0).wait()
+        with self._name.others_spared():
+            for ended in [server.stop(grace=1.0) for server in self._servers]:
+                ended.wait()
         self._pool.shutdown(wait=True)
         self._name.withdraw()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import hashlib
 import importlib.metadata
@@ -13,7 +12,6 @@ import secrets
 import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import trims
@@ -27,6 +25,7 @@ from trims.daemon.config import SHARED, unknown_variables
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.endpoint import endpoint_of
+from trims.daemon.folder_lock import FolderLock
 from trims.daemon.gpus import gpu_tiers
 from trims.daemon.notify import Notifier
 from trims.daemon.shutdown import Shutdown
@@ -71,70 +70,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds between two hand-overs of the interpreter. The default of 5 ms would be the tail latency of a warm open.
 _SWITCH_INTERVAL_S = 0.0005
-#: Seconds that a daemon which was killed may still hold its folders: a child that it was just starting has its
-#: descriptors until it runs its own program.
-_BURIAL_S = 5.0
-#: Seconds to wait for another daemon that is ending: requests that run may finish, and memory is given back.
-_OTHERS_END_S = 120.0
+#: Seconds between two looks whether clients find the doors.
+DOORS_S = 60.0
 #: Seconds between two looks at what control groups leave for images.
 _MEMORY_S = 1.0
-_IS_ENDING = "ending"
-
-
-class FolderLock:
-    """Holds a folder for one daemon. Raises ConfigError naming the holder if another one has it."""
-
-    def __init__(self, folder: Path, what: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-        if status.st_uid != os.geteuid():
-            raise ConfigError(f"{what} {folder} belongs to user {status.st_uid}, not to you; choose another")
-        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until_s, ends = time.monotonic() + _BURIAL_S, False
-        while not self._taken():
-            holder, _, note = os.pread(self._fd, 32, 0).decode(errors="replace").strip().partition(" ")
-            holder = holder or "unknown"
-            if note == _IS_ENDING and not ends:
-                log.info("waiting for the daemon with process id %s, which is ending", holder)
-                ends, until_s = True, time.monotonic() + _OTHERS_END_S
-            if (_lives(holder) and not ends) or time.monotonic() > until_s:
-                os.close(self._fd)
-                raise ConfigError(
-                    f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, "
-                    f"or choose another folder"
-                )
-            time.sleep(0.01)
-        self._write(str(os.getpid()))
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without saying who has it
-            os.ftruncate(self._fd, os.pwrite(self._fd, f"{text}\n".encode(), 0))
-
-    def announce_end(self) -> None:
-        """Have a daemon that wants the folder wait for its release, instead of being refused."""
-        self._write(f"{os.getpid()} {_IS_ENDING}")
-
-    def _taken(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Let the next daemon in."""
-        os.close(self._fd)
-
-
-def _lives(holder: str) -> bool:
-    """Return whether a process has this id; True also if that is unknown."""
-    try:
-        os.kill(int(holder), 0)
-    except ProcessLookupError:
-        return False
-    except (ValueError, OverflowError, PermissionError):
-        return True
-    return True
 
 
 class Daemon:
@@ -151,7 +90,11 @@ class Daemon:
         self.waits_for = ""
         self._announcing = threading.Lock()
         self._lacks_memory = False
-        self._watch = Watch({self._look_at_memory: _MEMORY_S} if config.cpu_tier == SHARED else {})
+        looks = {self._look_at_doors: DOORS_S}
+        if config.cpu_tier == SHARED:
+            looks[self._look_at_memory] = _MEMORY_S
+        self._watch = Watch(looks)
+        self._misses_doors = False
 
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
@@ -161,8 +104,7 @@ class Daemon:
             undo.callback(self.ending.close)
             self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
             undo.callback(self._locks[0].release)
-            # Others may pass through to the attach socket if it is open to them; the control socket never is.
-            config.runtime_dir.chmod(0o711 if config.socket_mode & 0o077 else 0o700)
+            self._open_runtime_dir()
             self._locks.append(FolderLock(config.state_dir, "the state folder"))
             undo.callback(self._locks[1].release)
             sweep_scratch()
@@ -181,6 +123,10 @@ class Daemon:
         self.control.start()
         self._watch.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
+
+    def _open_runtime_dir(self) -> None:
+        # Others may pass through to the attach socket if it is open to them; the control socket never is.
+        self.config.runtime_dir.chmod(0o711 if self.config.socket_mode & 0o077 else 0o700)
 
     def _build(self, undo: contextlib.ExitStack) -> None:
         config = self.config
@@ -305,6 +251,21 @@ class Daemon:
                 )
             self.store.give_way(missing)
         self._lacks_memory = bool(missing)
+
+    def _look_at_doors(self) -> None:
+        """Have clients find the doors again if a program has removed them, such as one that removes old files."""
+        for lock in self._locks:
+            ours = lock.renew()
+            if not ours and not self._misses_doors:
+                log.error("%s was removed, and another daemon has it now: new clients find only that one", lock.folder)
+            if not ours:
+                self._misses_doors = True
+                return
+        self._misses_doors = False
+        self._open_runtime_dir()
+        lost = self.attach.publish_again() + self.control.publish_again()
+        if lost:
+            log.warning("removed by another program, and made again: %s", ", ".join(lost))
 
     def _hasten(self) -> None:
         log.warning("asked once more: requests that run are failed now")

@@ -1,61 +1,73 @@
-"""The names of a daemon's sockets: each appears at once, when it can be served, and goes only if it is still ours."""
+"""The names of a daemon's sockets: bound where clients look for them, and removed only if they are still ours."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 class SocketName:
-    """A socket is bound at `unpublished`; `publish` gives it its name, in place of what is left of an earlier daemon.
+    """The name of a socket in a folder that this daemon has locked.
 
-    So a client never finds a socket that is not served yet, or has not its permissions yet. And a daemon whose runtime
-    folder was removed and made again by another one does not remove the other's sockets when it ends.
+    The socket is bound at its final name: programs that remove old files from /tmp spare sockets that the kernel has in
+    use, and know them by the name they were bound to. A daemon whose runtime folder was removed and made again by
+    another one does not remove the other's sockets when it ends.
 
     Args:
         path: The name.
-        folder: Where the socket gets the same name once more; made if it is not there. A folder that is mounted
-            elsewhere shows the socket of the next daemon, too; a socket that is mounted would stay the old one.
     """
 
-    def __init__(self, path: Path, folder: Path | None = None) -> None:
-        self._path = path
-        self._folder = folder
-        self._names = [path] if folder is None else [path, folder / path.name]
-        #: Path of the socket before it is published: no longer than the name, as the kernel takes about a hundred
-        #: letters.
-        self.unpublished = path.with_name(f"{path.name[0]}{os.getpid()}.new")
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._identity: tuple[int, int] | None = None
 
     def clear(self) -> None:
-        """Remove what a process of the same number left when it was killed."""
-        self.unpublished.unlink(missing_ok=True)
-        if self._folder is not None:
-            self._folder.mkdir(exist_ok=True)
-            self._folder.chmod(stat.S_IMODE(self._folder.parent.stat().st_mode))
-            (self._folder / self.unpublished.name).unlink(missing_ok=True)
+        """Make room for the socket in place of what is left of an earlier daemon, which the lock says has ended."""
+        self.path.unlink(missing_ok=True)
 
-    def publish(self, mode: int) -> None:
-        """Give the bound socket its permissions and its name."""
-        self.unpublished.chmod(mode)
-        status = self.unpublished.stat()
-        self._identity = (status.st_dev, status.st_ino)
-        if self._folder is not None:
-            link = self._folder / self.unpublished.name
-            link.hardlink_to(self.unpublished)
-            link.replace(self._folder / self._path.name)
-        self.unpublished.replace(self._path)
+    def bound(self, mode: int) -> None:
+        """Give the socket that was bound its permissions, and remember which it is."""
+        self.path.chmod(mode)
+        self._identity = self._found()
+
+    def is_there(self) -> bool:
+        """Return whether clients find this socket by its name. Its times are renewed, so that it never counts as old.
+
+        Some programs remove what is old although it is in use.
+        """
+        if self._identity is None or self._found() != self._identity:
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+        return True
 
     def withdraw(self) -> None:
-        """Remove the names, unless they are gone or another daemon's by now. Idempotent."""
-        for name in self._names:
-            try:
-                status = name.stat()
-            except FileNotFoundError:
-                continue
-            if (status.st_dev, status.st_ino) == self._identity:
-                name.unlink(missing_ok=True)
+        """Remove the name, unless it is gone or another daemon's by now. Idempotent."""
+        if self._identity is not None and self._found() == self._identity:
+            self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def others_spared(self) -> Iterator[None]:
+        """Keep another daemon's socket of this name over a block that removes whatever has it, as gRPC does."""
+        aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        found = self._found()
+        kept = found is not None and found != self._identity
+        if kept:
+            os.link(self.path, aside)
+        try:
+            yield
+        finally:
+            if kept:
+                aside.replace(self.path)
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino

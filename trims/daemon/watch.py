@@ -1,4 +1,4 @@
-"""What other programs may change below a running daemon, looked at now and then: memory limits, folders, sockets."""
+"""Looks at what other programs may change below a running daemon: memory limits, folders, sockets."""
 
 from __future__ import annotations
 

@@ -79,6 +79,9 @@ class KeeperServer:
         except BlockingIOError:
             os.close(self._lock_fd)
             raise CallerError(f"another keeper serves at {path}") from None
+        self._folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):  # programs that remove old files leave a locked folder alone
+            fcntl.flock(self._folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def serve(self) -> bool:
         """Serve until `end`, or until the device is lost; then free everything.
@@ -103,7 +106,8 @@ class KeeperServer:
             self._path.unlink(missing_ok=True)
         freed = self._free_all()
         self._hang_up()
-        os.close(self._lock_fd)
+        for fd in (self._lock_fd, self._folder_fd):
+            os.close(fd)
         return freed
 
     def _admit(self, listener: socket.socket) -> None:

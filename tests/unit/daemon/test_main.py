@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +15,8 @@ from policies import Alphabetical, order_of
 import trims.daemon.main as module
 from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config
-from trims.daemon.main import Daemon, FolderLock, load_policy, segment_driver, shm_prefix
+from trims.daemon.folder_lock import FolderLock
+from trims.daemon.main import Daemon, load_policy, segment_driver, shm_prefix
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm
 from trims.testing.policies import usage
@@ -27,58 +26,6 @@ from trims.tiers.cpu import CpuTier
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def test_a_folder_is_one_daemons_at_a_time_and_names_its_holder(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path / "state", "the state folder")
-    with pytest.raises(
-        ConfigError, match=rf"the state folder .*state is in use by .* process id {os.getpid()}; end it"
-    ):
-        FolderLock(tmp_path / "state", "the state folder")
-    lock.release()
-    FolderLock(tmp_path / "state", "the state folder").release()
-
-
-_DIES_WHILE_IT_STARTS_A_CHILD = """
-import os, sys
-from pathlib import Path
-from trims.daemon.main import FolderLock
-FolderLock(Path(sys.argv[1]), "the state folder")
-ends, begins = os.pipe()
-if os.fork() == 0:
-    os.close(begins)
-    os.read(ends, 1)  # until the daemon is gone
-    import time; time.sleep(0.2)
-    os._exit(0)
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_folder_is_had_that_a_killed_daemon_s_child_holds_for_a_moment(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _DIES_WHILE_IT_STARTS_A_CHILD, str(tmp_path / "state")]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    FolderLock(tmp_path / "state", "the state folder").release()
-
-
-def test_a_folder_that_is_made_for_a_daemon_is_closed_to_others(tmp_path: Path) -> None:
-    FolderLock(tmp_path / "run", "the runtime folder").release()
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = tmp_path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(ConfigError, match=rf"belongs to user {owner}, not to you; choose another"):
-        FolderLock(tmp_path, "the state folder")
-
-
-def test_a_folder_of_a_daemon_that_is_ending_is_waited_for(tmp_path: Path) -> None:
-    held = FolderLock(tmp_path, "the state folder")
-    held.announce_end()
-    ended = threading.Timer(0.5, held.release)
-    ended.start()
-    FolderLock(tmp_path, "the state folder").release()
-    assert not ended.is_alive()
 
 
 def test_two_state_folders_have_segments_of_different_names(tmp_path: Path) -> None:

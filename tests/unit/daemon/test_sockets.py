@@ -1,4 +1,4 @@
-"""The name of a socket: only the daemon that published it removes it."""
+"""The name of a socket: it is the one the socket was bound to, and only the daemon that bound it removes it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import socket
 import stat
 from typing import TYPE_CHECKING
 
+import pytest
+
 from trims.daemon.sockets import SocketName
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def published(path: Path) -> SocketName:
+def bound(path: Path) -> SocketName:
     name = SocketName(path)
     name.clear()
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(name.unpublished))
-        assert not path.exists() or path.stat().st_ino != name.unpublished.stat().st_ino
-    name.publish(0o600)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+    name.bound(0o600)
     return name
 
 
-def test_a_socket_appears_with_its_permissions_and_goes_at_the_end(tmp_path: Path) -> None:
+def test_a_socket_has_its_permissions_and_goes_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "attach.sock"
-    name = published(path)
+    name = bound(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["attach.sock"]
     name.withdraw()
@@ -35,41 +36,40 @@ def test_a_socket_appears_with_its_permissions_and_goes_at_the_end(tmp_path: Pat
 
 def test_the_end_of_one_daemon_leaves_the_socket_of_another(tmp_path: Path) -> None:
     path = tmp_path / "attach.sock"
-    first = published(path)
-    second = published(path)
+    first = bound(path)
+    os.link(path, tmp_path / "kept")  # its number is not given to another file, as while the socket is open
+    second = bound(path)
     first.withdraw()
     assert path.exists()
     second.withdraw()
     assert not path.exists()
 
 
-def test_what_a_killed_process_of_the_same_number_left_is_in_no_way(tmp_path: Path) -> None:
+def test_a_name_that_is_gone_or_another_daemons_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "attach.sock"
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(SocketName(path).unpublished))
-    published(path).withdraw()
+    name = SocketName(path)
+    assert not name.is_there()
+    name = bound(path)
+    os.utime(path, (1, 1))
+    assert name.is_there()
+    assert path.stat().st_mtime > 1, "it counts as new"
+    os.link(path, tmp_path / "kept")
+    path.unlink()
+    assert not name.is_there()
+    bound(path)
+    assert not name.is_there()
 
 
-def test_the_unpublished_name_is_no_longer_than_the_published_one(tmp_path: Path) -> None:
-    for name in ("attach.sock", "control.sock"):
-        assert len(SocketName(tmp_path / name).unpublished.name) <= len("control.sock")
-
-
-def test_a_socket_has_its_name_in_a_folder_of_its_own_too(tmp_path: Path) -> None:
-    """A folder that is mounted elsewhere shows the next daemon's socket; a mounted socket would stay the old one."""
-    path, folder = tmp_path / "attach.sock", tmp_path / "attach"
-    (tmp_path).chmod(0o711)
-    for _ in range(2):
-        name = SocketName(path, folder)
-        name.clear()
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(name.unpublished))
-            name.publish(0o660)
-        there = folder / "attach.sock"
-        assert there.stat().st_ino == path.stat().st_ino
-        assert stat.S_IMODE(there.stat().st_mode) == 0o660
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o711
-        assert os.listdir(folder) == ["attach.sock"]
-    name.withdraw()
-    assert os.listdir(tmp_path) == ["attach"]
-    assert os.listdir(folder) == []
+@pytest.mark.parametrize("whose", ["ours", "another", "none"])
+def test_a_block_that_removes_the_name_spares_the_socket_of_another(whose: str, tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    name = bound(path)
+    os.link(path, tmp_path / "kept")
+    if whose != "ours":
+        path.unlink()
+    if whose == "another":
+        bound(path)
+    with name.others_spared():
+        path.unlink(missing_ok=True)
+    assert path.exists() == (whose == "another")
+    assert len(os.listdir(tmp_path)) == 1 + path.exists()

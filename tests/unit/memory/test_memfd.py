@@ -1,4 +1,4 @@
-"""Sealed memory without a name: no process can write to it, and no more of it is promised than there is."""
+"""Sealed memory without a name: no process can write to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import CapacityError, ImageError
-from trims.memory import memfd, room
+from trims.memory import memfd
 from trims.memory.attach import Attachment
 from trims.memory.large_pages import LargePages
 from trims.memory.memfd import SealedMemfd
@@ -170,31 +170,6 @@ with socket.socket(fileno=int(sys.argv[1])) as door:
         _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
     assert os.pread(fd, 4, 0) == b"here"
     os.close(fd)
-
-
-# -- no more than there is -----------------------------------------------------------------------------------------
-
-
-def test_more_than_is_available_is_a_capacity_error_with_the_numbers(
-    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "room_bytes", lambda: 10 * MIB)
-    with pytest.raises(CapacityError, match=rf"11\.0 MiB \({11 * MIB} bytes\) needed, 10\.0 MiB available"):
-        driver.create("m", 11 * MIB)
-    driver.discard(driver.create("m", 10 * MIB))
-
-
-def test_what_unfinished_ones_will_take_is_spoken_for_until_it_is_taken(
-    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "room_bytes", lambda: 10 * MIB)
-    first = driver.create("first", 6 * MIB)
-    with pytest.raises(CapacityError, match=r"6\.0 MiB of them spoken for"):
-        driver.create("second", 6 * MIB)
-    driver.allocate(first)  # what is taken shows in what is available
-    driver.discard(driver.create("second", 6 * MIB))
-    driver.discard(first)
-    driver.discard(driver.create("third", 10 * MIB))
 
 
 @pytest.mark.parametrize(("code", "full"), [(28, True), (12, True), (5, False)])

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trims.core.errors import CapacityError, ConfigError, ImageError, NoSpaceError
-from trims.memory import room
+from trims.core.errors import CapacityError, ConfigError, ImageError
 from trims.memory.shm import (
     PosixShm,
     check_folder,
@@ -73,21 +72,6 @@ def test_an_unfinished_segment_is_not_opened_and_leaves_nothing_when_it_is_disca
         driver.create("7", 4096)
     driver.discard(draft)
     assert list(driver.names()) == []
-
-
-def test_a_segment_that_machine_or_control_group_has_no_memory_for_is_refused(
-    driver: PosixShm, shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "room_bytes", lambda: 10_000)
-    draft = driver.create("7", 8_000)
-    with pytest.raises(
-        NoSpaceError, match=r"memory is full: .* needed, 9\.8 KiB .* 7\.8 KiB of them spoken for"
-    ) as caught:
-        driver.create("8", 4_000)
-    assert caught.value.room_bytes == 2_000
-    assert os.listdir(shm) == [draft.name]
-    driver.discard(draft)
-    driver.discard(driver.create("8", 10_000))
 
 
 def test_a_segment_larger_than_the_room_is_refused_before_it_is_made(driver: PosixShm, shm: Path) -> None:
