@@ -29,6 +29,7 @@ class Context:
             is something else if it has `preprocess`.
         outputs: What the predictor gives; empty in the same way, and with `postprocess`.
         threads: How many threads it should compute with.
+        max_batch_size: Rows of several requests that one run may get; 0: each request runs alone.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Context:
     inputs: tuple[TensorType, ...] = ()
     outputs: tuple[TensorType, ...] = ()
     threads: int = 1
+    max_batch_size: int = 0
 
 
 @runtime_checkable

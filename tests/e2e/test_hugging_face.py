@@ -255,6 +255,17 @@ def test_a_folder_that_cannot_be_served_is_refused_as_it_is_added(served: Served
     assert f"bad-{what}" not in served.serving.run("list").stdout
 
 
+@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "GPT2LMHeadModel"])
+def test_batches_of_a_task_whose_requests_would_mix_are_refused_as_it_is_added(served: Served, kind: str) -> None:
+    folder = save(named(kind), served.folder / "models" / f"mixing-{kind}")
+    manifest = served.folder / f"{kind}.yaml"
+    manifest.write_text(f"name: mixing\nartifact: {{path: {folder}}}\npredictor: {{max_batch_size: 4}}\n")
+    done = served.serving.run("add", manifest)
+    assert done.returncode != 0
+    assert "max_batch_size" in done.stderr
+    assert "mixing" not in served.serving.run("list").stdout
+
+
 def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
     folder = Path(tempfile.mkdtemp(prefix="trims-hf-", dir="/tmp"))
     model = save(named("BertForSequenceClassification"), folder / "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, NotSupportedError
 from trims.manifests.serving import ANY, Signature, TensorType
 
 if TYPE_CHECKING:
@@ -25,12 +25,15 @@ class Task(NamedTuple):
         inputs: What requests bring, by the names that answers to them are documented with.
         outputs: What answers have.
         reads: What prepares inputs: `tokenizer`, `image_processor` or `feature_extractor`.
+        by_row: Each row of the answer follows from one row of the inputs, so that requests may run together. In the
+            other tasks an input is for the whole request, or the longest row makes the answer's shape.
     """
 
     auto: str
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     reads: tuple[str, ...] = ("tokenizer",)
+    by_row: bool = False
 
 
 def _text(name: str) -> TensorType:
@@ -40,7 +43,7 @@ def _text(name: str) -> TensorType:
 _LABELS = (_text("label"), TensorType("score", "FP32", (ANY,)))
 _GENERATED = (_text("generated_text"),)
 TASKS: Mapping[str, Task] = {
-    TEXT_CLASSIFICATION: Task("AutoModelForSequenceClassification", (_text("text"),), _LABELS),
+    TEXT_CLASSIFICATION: Task("AutoModelForSequenceClassification", (_text("text"),), _LABELS, by_row=True),
     TOKEN_CLASSIFICATION: Task(
         "AutoModelForTokenClassification",
         (_text("text"),),
@@ -61,6 +64,7 @@ TASKS: Mapping[str, Task] = {
             TensorType("token", "INT64", (ANY, ANY)),
             TensorType("sequence", "BYTES", (ANY, ANY)),
         ),
+        by_row=True,
     ),
     QUESTION_ANSWERING: Task(
         "AutoModelForQuestionAnswering",
@@ -78,7 +82,7 @@ TASKS: Mapping[str, Task] = {
         (TensorType("labels", "BYTES", (ANY, ANY)), TensorType("scores", "FP32", (ANY, ANY))),
     ),
     FEATURES: Task("AutoModel", (_text("text"),), (TensorType("features", "FP32", (ANY, ANY, ANY)),)),
-    EMBEDDING: Task("AutoModel", (_text("text"),), (TensorType("embedding", "FP32", (ANY, ANY)),)),
+    EMBEDDING: Task("AutoModel", (_text("text"),), (TensorType("embedding", "FP32", (ANY, ANY)),), by_row=True),
     GENERATION: Task("AutoModelForCausalLM", (_text("text"),), _GENERATED),
     TEXT_TO_TEXT: Task("AutoModelForSeq2SeqLM", (_text("text"),), _GENERATED),
     IMAGES: Task(
@@ -86,6 +90,7 @@ TASKS: Mapping[str, Task] = {
         (TensorType("image", "BYTES", (ANY,)),),
         (TensorType("label", "BYTES", (ANY, ANY)), TensorType("score", "FP32", (ANY, ANY))),
         ("image_processor",),
+        by_row=True,
     ),
     SPEECH: Task(
         "AutoModelForSpeechSeq2Seq",
@@ -174,6 +179,16 @@ def auto_class(task: str, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     hears_frames = task == SPEECH and any(str(each).endswith("ForCTC") for each in named or ())
     return CTC if hears_frames else TASKS[task].auto
+
+
+def check_batches(task: str, max_batch_size: int, model: str) -> None:
+    """Raise NotSupportedError for a task whose requests would mix if they ran together, as a manifest has it."""
+    if max_batch_size and task in TASKS and not TASKS[task].by_row:
+        together = ", ".join(name for name, each in TASKS.items() if each.by_row)
+        raise NotSupportedError(
+            f"{model}: requests of the task {task} cannot run together: each has inputs, or an answer, that belong to "
+            f"it as a whole; leave out `max_batch_size`, which {together} may have, or state more `instances`"
+        )
 
 
 def signature_of(task: str) -> Signature:

@@ -183,6 +183,7 @@ def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Mes
         "deadline_s": None, "inputs": describe(deployment.inputs), "outputs": describe(deployment.outputs),
         "preprocess": [asdict(each) for each in deployment.preprocess],
         "postprocess": [asdict(each) for each in deployment.postprocess], "memory_bytes": memory_bytes,
+        "batch": deployment.batch,
     }  # fmt: skip
 
 

@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 
-def rows_of(tensors: Sequence[Tensor]) -> tuple[int, Hashable]:
-    """A request's rows, and what other requests must have in common with it.
+def rows_of(tensors: Sequence[Tensor], wanted: Sequence[str] = ()) -> tuple[int, Hashable]:
+    """Return a request's rows, and what other requests must have in common with it to run together.
+
+    Args:
+        tensors: Its inputs, of which each has a row for each row of the answer.
+        wanted: Names of the outputs that it asks for; one that the model does not have fails the whole run.
 
     Raises CallerError if its tensors have different numbers of rows.
     """
@@ -22,7 +26,8 @@ def rows_of(tensors: Sequence[Tensor]) -> tuple[int, Hashable]:
         raise CallerError(
             f"this model runs requests in batches: all inputs need the same first dimension, from 1 up; here {shapes}"
         )
-    return rows.pop(), tuple((tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in tensors)
+    inputs = tuple((tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in tensors)
+    return rows.pop(), (inputs, frozenset(wanted))
 
 
 def join(requests: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -176,7 +176,7 @@ class Runs:
         deadline_s = deployment.run_deadline_s
         threads = deployment.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
-        wanted = _wanted_by(requests)
+        wanted = list(requests[0].wanted)  # as of all: others do not run together
         on_part = requests[0].on_part
         message = {
             "op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {}),
@@ -210,13 +210,6 @@ class Runs:
         for request, mine, own in zip(requests, outputs, rows, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
             _answer(running, request, mine, stages, batch=len(jobs), rows=own, run_rows=sum(rows))
-
-
-def _wanted_by(requests: Sequence[Request]) -> list[str]:
-    """Names of the outputs that a run of these requests is for; empty for all."""
-    if not all(request.wanted for request in requests):
-        return []
-    return list(dict.fromkeys(name for request in requests for name in request.wanted))
 
 
 def _answer(

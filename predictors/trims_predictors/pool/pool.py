@@ -195,7 +195,7 @@ class WorkerPool:
     def _job(self, request: Request, level: int) -> Job:
         deployment = request.deployment
         together = deployment.batch and request.on_part is None
-        rows, group = rows_of(request.tensors) if together else (1, None)
+        rows, group = rows_of(request.tensors, request.wanted) if together else (1, None)
         if deployment.batch and rows > deployment.batch:
             raise CallerError(
                 f"the request has {rows} rows; {deployment.model!r} takes {deployment.batch} at once (max_batch_size)"

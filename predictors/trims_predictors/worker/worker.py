@@ -406,6 +406,7 @@ def _context(message: Message) -> Context:
         inputs=types_of(message["inputs"]),
         outputs=types_of(message["outputs"]),
         threads=int(message["threads"]),
+        max_batch_size=int(message["batch"]),
     )
 
 

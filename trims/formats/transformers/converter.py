@@ -102,7 +102,11 @@ class TransformersConverter:
 
     def signature(self, artifact: Artifact) -> Signature:
         """Return the inputs and outputs of the model's task."""
-        return signature_of(_task(_folder(artifact.files[0], artifact.options), artifact.options))
+        return signature_of(self.task(artifact.files[0], artifact.options))
+
+    def task(self, main: Path, options: Mapping[str, Any]) -> str:
+        """Return the task of a model. Raises ArtifactError."""
+        return _task(_folder(main, options), options)
 
 
 def _folder(main: Path, options: Mapping[str, Any]) -> ModelFolder:

@@ -40,6 +40,7 @@ from trims.formats.conversion.conversion import builder_of_options, converter, d
 from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
+from trims.formats.transformers.converter import TransformersConverter
 from trims.formats.transformers.folder import main_in
 from trims.manifests.addresses import without_secret
 from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
@@ -366,6 +367,17 @@ class Resolver:
             self._changed([manifest.name])
         return found
 
+    def find_task(self, manifest: Manifest) -> str:
+        """Return the task of a Hugging Face model; empty for another model, or if it is not here yet. Slow, as a look.
+
+        Raises what `resolve` raises.
+        """
+        if manifest.artifact.builder is not None or not self._addresses.is_here(manifest):
+            return ""
+        main = self._main_file(manifest)
+        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
+        return chosen.task(main, manifest.artifact.options) if isinstance(chosen, TransformersConverter) else ""
+
     def where_now(self, name: str) -> str | None:
         """Return `where` if that is known without reading anything, else None. Memory only: never blocks."""
         known = self.remembered(name)
@@ -378,7 +390,11 @@ class Resolver:
 
         Raises ModelNotFoundError or ManifestError.
         """
-        source = (manifest := self.manifest(name)).artifact
+        return self.where_of(self.manifest(name))
+
+    def where_of(self, manifest: Manifest) -> str:
+        """Return what a look at a manifest's files may hang on, as `where`."""
+        source = manifest.artifact
         if source.uri is not None:
             folder = self._addresses.folder_of(source.uri)
             return server_of(source.uri) if folder is None else mount_of(folder)

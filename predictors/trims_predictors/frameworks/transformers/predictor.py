@@ -19,7 +19,7 @@ from trims.core.errors import CallerError, NotSupportedError
 from trims.image.model_files import described_in
 from trims.image.program import TRANSFORMERS_CODE
 from trims.image.transformers_models import folder_of, library
-from trims.manifests.tasks import TASKS
+from trims.manifests.tasks import TASKS, check_batches
 from trims_predictors.frameworks import torch as framework
 from trims_predictors.frameworks.transformers.answers import Answer, Parts, Streaming
 from trims_predictors.frameworks.transformers.requests import FULL_TEXT, Inputs, strings
@@ -51,6 +51,7 @@ class TransformersPredictor:
                 f"the image of {weights.name!r} has no files of a Hugging Face model; register its folder "
                 "(trims add FOLDER), or `format: transformers` in the manifest"
             )
+        check_batches(described.task, context.max_batch_size, context.model)
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in the image is not fetched at a request
         library()
         with_code = program.kind == TRANSFORMERS_CODE

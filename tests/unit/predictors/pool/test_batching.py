@@ -36,6 +36,9 @@ def test_what_may_run_together_has_the_same_names_types_and_shapes() -> None:
     assert kind(x=np.zeros((1, 2))) == kind(x=np.zeros((5, 2)))
     assert kind(x=np.zeros((1, 2))) != kind(x=np.zeros((1, 3)))
     assert kind(x=np.zeros((1, 2))) != kind(y=np.zeros((1, 2)))
+    one = [from_array("x", np.zeros((1, 2)))]
+    assert rows_of(one, ["y", "z"]) == rows_of(one, ["z", "y"])
+    assert len({rows_of(one, wanted)[1] for wanted in ((), ("y",), ("z",), ("y", "z"))}) == 4
     for wrong in ({"x": np.zeros(())}, {"x": np.zeros((0, 2))}, {"x": np.zeros(2), "y": np.zeros(3)}):
         with pytest.raises(CallerError, match="all inputs need the same first dimension"):
             kind(**wrong)

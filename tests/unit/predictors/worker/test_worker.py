@@ -89,7 +89,7 @@ def supervisor(daemon: Daemon) -> Iterator[Supervisor]:
 def load(call: str, **fields: Any) -> dict[str, Any]:
     given = {
         "options": {}, "attributes": {}, "inputs": [], "outputs": [], "preprocess": [], "postprocess": [], "threads": 1,
-        "place": None, "how": "class", "origin": SUPPORT, "deadline_s": 30.0,
+        "batch": 0, "place": None, "how": "class", "origin": SUPPORT, "deadline_s": 30.0,
     }  # fmt: skip
     return {"op": "load", "model": "m", "version": "1.0.0", "call": call, **given, **fields}
 
