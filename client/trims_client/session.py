@@ -169,7 +169,7 @@ class Session:
         Raises as `open`, and PermissionDeniedError if the daemon runs as another user.
         """
         absolute = os.path.abspath(path)
-        return self._open({"op": "open", "path": absolute}, absolute, place, deadline_s, fallback)
+        return self._open({"op": "open", "path": _in_utf8(absolute)}, absolute, place, deadline_s, fallback)
 
     def prefetch(self, name: str, *, place: str | None = "auto") -> None:
         """Ask the daemon to load a model, and return at once. A failure of the load is raised by the next open.
@@ -473,6 +473,11 @@ def _check_name(name: object) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise CallerError(f"{name!r:.100} holds half of a surrogate pair, which is no text") from error
+
+
+def _in_utf8(path: str) -> str:
+    """Return a path as a daemon reads it, whatever the encoding of this process's locale."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
 def connect(

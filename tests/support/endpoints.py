@@ -97,7 +97,7 @@ class Endpoint:
 
     def descendants(self) -> set[int]:
         """Templates, predictors and what they have started."""
-        return _descendants(self.process.pid)
+        return descendants(self.process.pid)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; returns the exit status."""
@@ -109,13 +109,14 @@ class Endpoint:
         return status
 
 
-def _descendants(pid: int) -> set[int]:
+def descendants(pid: int) -> set[int]:
+    """Return all processes below one."""
     found: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as file:
             for child in map(int, file.read().split()):
                 try:
-                    found |= {child, *_descendants(child)}
+                    found |= {child, *descendants(child)}
                 except FileNotFoundError:
                     continue
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import trims
 from trims.core.errors import CallerError, TrimsError
+from trims.process.inherited import take_defaults, use_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -122,6 +123,9 @@ def _group(title: str, commands: Commands, *registers: Callable[[Commands], None
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     _open_standard_files()
+    if arguments is None:
+        use_utf8()
+        take_defaults()
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words == ["--version"]:

@@ -20,6 +20,7 @@ from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.conversion import start_conversion
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
+from trims.process.inherited import take_defaults
 from trims.registry.base import read_manifest
 from trims.registry.opening import open_registry
 from trims.registry.sqlite import SqliteRegistry
@@ -78,6 +79,7 @@ def _registry_with(source: str, scratch: Path, config: Config) -> tuple[Registry
 def main(arguments: list[str]) -> int:
     """Run as a child process; returns the exit status."""
     source, fd = arguments
+    take_defaults()
     try:
         convert(source, int(fd))
     except (TrimsError, OSError) as error:

@@ -19,7 +19,7 @@ def groups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
         root: Where `proc` and `sys` lie.
     """
     mounted = _mounted(controller, root)
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             usual, version = "sys/fs/cgroup", 2
@@ -41,7 +41,7 @@ def _mounted(controller: str, root: Path) -> dict[int, tuple[str, str]]:
     """Return where each version's groups are mounted: the folder, relative to `root`, and the group it shows."""
     found: dict[int, tuple[str, str]] = {}
     try:
-        lines = (root / "proc/self/mountinfo").read_text().splitlines()
+        lines = (root / "proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return found
     for line in lines:

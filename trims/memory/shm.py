@@ -223,7 +223,7 @@ def file_system_of(folder: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used for segments: {error.strerror}") from error
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         head, _, tail = line.partition(" - ")
         if head.split()[2] == device:
             return tail.split(" ", 1)[0]

@@ -96,7 +96,7 @@ class SuspendedMapping:
 
 
 def _spans() -> Iterator[_Span]:
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:
         for line in file:
             addresses, permissions, offset, device, inode = line.split(maxsplit=5)[:5]
             begin, end = (int(part, 16) for part in addresses.split("-"))

@@ -15,6 +15,7 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
+from trims.process.inherited import favour_none
 from trims.process.lifeline import Lifeline
 from trims.process.scheduling_class import weigh
 
@@ -90,6 +91,7 @@ class Child:
             ties.close()
             raise
         ties.given()
+        favour_none(self._process.pid)
         #: Standard error of the process, if that was asked for.
         self.stderr = self._process.stderr
 

@@ -76,7 +76,7 @@ def _places() -> Iterable[tuple[int, int]]:
 
     What is mapped later lies elsewhere in each process, so it is not asked for.
     """
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         for line in maps:
             place, how = line.split(maxsplit=2)[:2]
             if how == "rw-p":
