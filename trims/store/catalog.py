@@ -62,6 +62,11 @@ def identity_of(path: Path | str) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
+def same_file(identity: str, other: str) -> bool:
+    """Return whether two identities of a path are of one file, however much was written to it between them."""
+    return identity.split(":")[:2] == other.split(":")[:2]
+
+
 def identities_of(files: Sequence[Path]) -> tuple[str, ...]:
     """Return the identities of all files; empty if one cannot be looked at, which counts as changed."""
     try:

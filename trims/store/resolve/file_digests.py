@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactChangedError, DigestMismatchError, ManifestError
+from trims.core.errors import DigestMismatchError, ManifestError
 from trims.store.catalog import identity_of
 from trims.store.resolve import hashing
 from trims.store.resolve.hashing import Digests, LongReadError, Progress, Reading
@@ -61,7 +61,7 @@ class FileDigests:
             check: Called before a long file is read.
             by_source: Digests (sha256) that the files' source states, by name in the folder of the main file.
 
-        Raises ManifestError, DigestMismatchError, ArtifactChangedError, LongReadError.
+        Raises ManifestError, DigestMismatchError, LongReadError, and as `hashing.check_same`.
         """
         stated = dict(manifest.artifact.sha256)
         names = names_in_folder(files)
@@ -101,8 +101,7 @@ class FileDigests:
         part = progress.part(which, certain=certain)
         read = partial(hashing.read_digests, file, part, reading)
         found = stepped_back(read) if long else read()
-        if identity_of(file) != identity:
-            raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
+        hashing.check_same(part, identity_of(file))
         progress.remember(which, found)
         mark = "" if found.certain else _UNCERTAIN
         self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)

@@ -18,6 +18,7 @@ import blake3
 from trims.background.task import Order, SourceFailedError, Task
 from trims.core.errors import ArtifactChangedError, ArtifactError
 from trims.memory.reading import read_up_to
+from trims.store.catalog import identity_of, same_file
 from trims.tiers.transfer import default_threads
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class NotWantedError(Exception):
 
 class TurnOverError(Exception):
     """A file was read as far as one turn goes: ask again, with the same progress, once others had theirs."""
+
+
+class ReplacedError(Exception):
+    """Another file lies at the path by now, such as by a rename: what was read is of no use, begin with the new one."""
 
 
 class Digests(NamedTuple):
@@ -115,14 +120,14 @@ class Progress:
     def part(self, file: tuple[str, str, bool], *, certain: bool) -> Part:
         """Return how far a file was read, or begin with it.
 
-        Raises ArtifactChangedError if the file was changed between two turns of one lookup.
+        Raises as `check_same` if the file was changed between two turns of one lookup.
         """
         part, is_from_before = self._part, self._is_from_before
         self._is_from_before = False
         if part is None or part.file != file:
             self._part = begun = begin(file, certain=certain)
             if part is not None and part.file[0] == file[0] and not is_from_before:
-                raise ArtifactChangedError(f"{file[0]} changed while it was read; open it again once it is written")
+                check_same(part, file[1])
             return begun
         return part
 
@@ -163,12 +168,25 @@ def begin(file: tuple[str, str, bool], *, certain: bool) -> Part:
     return Part(file, certain, blake3.blake3(max_threads=default_threads()), hashlib.sha256() if file[2] else None)
 
 
+def check_same(part: Part, identity: str) -> None:
+    """Compare the identity that a file has now with that of the file whose reading began.
+
+    Raises ReplacedError for another file, ArtifactChangedError for one that was written or touched meanwhile.
+    """
+    path, before, _ = part.file
+    if same_file(before, identity):
+        if identity != before:
+            raise ArtifactChangedError(f"{path} changed while it was read; open it again once it is written")
+        return
+    raise ReplacedError(path)
+
+
 def read_digests(file: Path, part: Part, reading: Reading) -> Digests:
     """Read a file to its end, or as far as the turn goes.
 
     Not through a mapping: a file that shrinks meanwhile would kill the daemon.
 
-    Raises NotWantedError, TurnOverError, and ArtifactError for an empty file.
+    Raises NotWantedError, TurnOverError, as `check_same`, and ArtifactError for an empty file.
     """
     if reading.behind is not None:
         found = _read_behind(file, part, reading, reading.behind)
@@ -183,7 +201,7 @@ def read_digests(file: Path, part: Part, reading: Reading) -> Digests:
             _add(part, view[:got])
             if reading.progress is not None:
                 reading.progress.read_bytes += got
-            _check_wanted(file, reading)
+            _check_wanted(part, reading)
             if until_bytes is not None and part.done_bytes >= until_bytes:
                 raise TurnOverError(str(file))
     if part.done_bytes == 0:
@@ -206,15 +224,17 @@ def _read_behind(file: Path, part: Part, reading: Reading, behind: Behind) -> Di
             raise ArtifactError(f"{file} is empty")
         task = Task.of_file(nbytes, ("blake3",) if part.sha256 is None else ("blake3", "sha256"))
         try:
-            found = behind.carry(Order(task, [source.fileno()]), lambda _: _check_wanted(file, reading))
+            found = behind.carry(Order(task, [source.fileno()]), lambda _: _check_wanted(part, reading))
         except SourceFailedError as error:
             raise ArtifactError(f"{file} cannot be read: {error}") from error
     return None if found is None else Digests(found["blake3"], found.get("sha256"), part.certain)
 
 
-def _check_wanted(file: Path, reading: Reading) -> None:
+def _check_wanted(part: Part, reading: Reading) -> None:
+    """Raise if reading on is of no use: no request waits for it, or the file is another one by now."""
     if not reading.wanted():
-        raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
+        raise NotWantedError(f"{part.file[0]} was not read to its end: no request waits for it any more")
+    check_same(part, identity_of(part.file[0]))
 
 
 def _buffer_bytes(fd: int, most_bytes: int) -> int:

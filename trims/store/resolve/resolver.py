@@ -27,6 +27,7 @@ import blake3
 import msgspec
 
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
     CallerError,
@@ -49,7 +50,7 @@ from trims.registry.versions import Entry
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.file_digests import FileDigests, rest_of
-from trims.store.resolve.hashing import DigestNeededError, Digests, Progress, Reading
+from trims.store.resolve.hashing import DigestNeededError, Digests, Progress, Reading, ReplacedError
 from trims.store.resolve.mounts import mount_of, mount_of_now
 from trims.store.resolve.references import References
 from trims.store.resolve.signatures import Signatures
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from trims.tiers.cloud import CloudImage
 
 log = logging.getLogger(__name__)
+#: Readings of one file, replaced in each, after which a lookup gives up.
+_MOST_BEGUN = 8
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
 #: Fields that manifests of older daemons did not have, and their values where they are not stated.
@@ -255,6 +258,7 @@ class Resolver:
         Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError, and what
         `reading` says.
         """
+        begun = 0
         while True:
             epoch = self.epoch(name)
             try:
@@ -267,6 +271,13 @@ class Resolver:
                     again = self._looked_at_again(name, reading, asked)
                     resolved = again or self._resolve(asked or self._entry(name), reading)
                     resolved = self._unless_converted(resolved)
+            except ReplacedError as error:
+                begun += 1
+                if begun == _MOST_BEGUN:  # it never rests, or its file system has no lasting numbers of files
+                    raise ArtifactChangedError(
+                        f"{error} was replaced {begun} times while it was read; open it again once it rests"
+                    ) from error
+                continue  # with the file that is there now
             except TrimsError:
                 if epoch == self.epoch(name):
                     raise

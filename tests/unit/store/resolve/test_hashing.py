@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import blake3
 import pytest
 
 from trims.core.errors import ArtifactChangedError, ArtifactError
+from trims.store.catalog import identity_of
 from trims.store.resolve import hashing
-from trims.store.resolve.hashing import NotWantedError, Part, Progress, Reading, TurnOverError, begin, read_digests
+from trims.store.resolve.hashing import (
+    NotWantedError,
+    Part,
+    Progress,
+    Reading,
+    ReplacedError,
+    TurnOverError,
+    begin,
+    read_digests,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +40,13 @@ def file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def which(file: Path, identity: str = "1", *, with_sha256: bool = True) -> tuple[str, str, bool]:
-    return str(file), identity, with_sha256
+def which(file: Path, identity: str = "", *, with_sha256: bool = True) -> tuple[str, str, bool]:
+    return str(file), identity or identity_of(file), with_sha256
+
+
+def touched(file: Path) -> tuple[str, str, bool]:
+    """The same file at another time."""
+    return which(file, f"{identity_of(file)}9")
 
 
 def turns(file: Path, progress: Progress, part: Part) -> tuple[hashing.Digests, int]:
@@ -80,7 +96,7 @@ def test_a_file_that_changed_since_an_earlier_lookup_is_read_from_its_beginning(
         read_digests(file, progress.part(which(file), certain=True), Reading(progress=progress))
     kept = progress.keep()
     assert kept is not None
-    assert kept.part(which(file, "2"), certain=True).done_bytes == 0
+    assert kept.part(touched(file), certain=True).done_bytes == 0
 
 
 def test_a_file_that_changes_between_two_turns_is_read_from_its_beginning(file: Path) -> None:
@@ -88,8 +104,40 @@ def test_a_file_that_changes_between_two_turns_is_read_from_its_beginning(file: 
     with pytest.raises(TurnOverError):
         read_digests(file, progress.part(which(file), certain=True), Reading(progress=progress))
     with pytest.raises(ArtifactChangedError, match="changed while it was read"):
-        progress.part(which(file, "2"), certain=True)
-    assert progress.part(which(file, "2"), certain=True).done_bytes == 0
+        progress.part(touched(file), certain=True)
+    assert progress.part(touched(file), certain=True).done_bytes == 0
+
+
+def test_a_file_that_takes_the_place_of_one_that_is_read_is_begun_with(file: Path) -> None:
+    progress = Progress()
+    with pytest.raises(TurnOverError):
+        read_digests(file, progress.part(which(file), certain=True), Reading(progress=progress))
+    replace(file)
+    with pytest.raises(ReplacedError):
+        progress.part(which(file), certain=True)
+    found, _ = turns(file, progress, progress.part(which(file), certain=True))
+    assert found.blake3 == blake3.blake3(DATA[::-1]).hexdigest()
+
+
+@pytest.mark.parametrize("how", ["replaced", "touched"])
+def test_a_file_that_changes_is_not_read_to_its_end(how: str, file: Path) -> None:
+    part, error = begin(which(file), certain=True), ReplacedError if how == "replaced" else ArtifactChangedError
+
+    def changes() -> bool:
+        if part.done_bytes == 900:
+            replace(file) if how == "replaced" else os.utime(file, (1, 1))
+        return True
+
+    with pytest.raises(error):
+        read_digests(file, part, Reading(wanted=changes))
+    assert part.done_bytes == 900
+
+
+def replace(file: Path) -> None:
+    """Rename another file over it, as publishers do."""
+    fresh = file.with_name("fresh")
+    fresh.write_bytes(DATA[::-1])
+    fresh.replace(file)
 
 
 def test_a_file_that_was_read_whole_is_not_read_again_by_the_same_lookup(file: Path) -> None:
@@ -98,5 +146,5 @@ def test_a_file_that_was_read_whole_is_not_read_again_by_the_same_lookup(file: P
     progress.remember(which(file), found)
     assert progress.known(which(file), certain=False) == found
     assert progress.known(which(file), certain=True) is None, "it may have been written while it was read"
-    assert progress.known(which(file, "2"), certain=False) is None
+    assert progress.known(touched(file), certain=False) is None
     assert progress.keep() is None

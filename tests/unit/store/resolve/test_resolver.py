@@ -16,6 +16,7 @@ from made_environments import put as make_environment
 from safetensors.numpy import save_file
 
 from trims.core.errors import (
+    ArtifactChangedError,
     ArtifactError,
     DigestMismatchError,
     ManifestError,
@@ -209,7 +210,8 @@ def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
-    monkeypatch.setattr(file_digests, "identity_of", lambda _: "what a write in the same tick leaves")
+    for module in (file_digests, hashing):
+        monkeypatch.setattr(module, "identity_of", lambda _: "what a write in the same tick leaves")
     monkeypatch.setattr(resolve, "identities_of", lambda files: tuple("the same" for _ in files))
     rest = [3.0]
     parts = (registry, catalog, InterpreterSelection(), folder / "artifacts", Limits())
@@ -320,6 +322,28 @@ def test_a_file_that_changes_while_it_is_read_is_no_artifact(
     monkeypatch.setattr(hashing, "read_digests", touched_meanwhile)
     with pytest.raises(ArtifactError, match=r"a\.safetensors changed while it was read"):
         resolver.resolve(f"file:{path}")
+
+
+@pytest.mark.parametrize("times", [3, 100])
+def test_a_file_that_is_replaced_while_it_is_read_is_begun_again_some_times(
+    times: int, resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left = checkpoint("a"), [times]
+    real = hashing.read_digests
+
+    def replaced_meanwhile(file: Path, *how: Any) -> hashing.Digests:
+        digests = real(file, *how)
+        if left[0]:
+            left[0] -= 1
+            checkpoint("b", {"weight": np.full(3, left[0])}).replace(path)
+        return digests
+
+    monkeypatch.setattr(hashing, "read_digests", replaced_meanwhile)
+    if times == 3:
+        assert resolver.resolve(f"file:{path}").key == resolver.resolve(f"file:{path}").key
+    else:
+        with pytest.raises(ArtifactChangedError, match=r"a\.safetensors was replaced 8 times while it was read"):
+            resolver.resolve(f"file:{path}")
 
 
 def test_files_that_are_none_are_named(resolver: Resolver, registry: SqliteRegistry, folder: Path) -> None:
