@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import socket
 import threading
@@ -23,6 +24,7 @@ from trims_predictors.endpoint.settings import EndpointSettings
 from trims.control import admin
 from trims.core.errors import ConfigError
 from trims.tenants import hash_of, read_tenants
+from trims.wire.messages import _PARSERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,6 +239,57 @@ def test_a_predictor_in_a_namespace_opens_the_models_of_its_tenant_only(
     assert told[1] == "'cpu'"
     assert told[2] == "['attach.sock']"
     assert told[3].startswith("FileNotFoundError")
+
+
+#: What each message of the attach door comes to in the blue tenant's predictor: the error's code, or what is answered.
+_ASKED = {
+    "hello": ({"protocol": 1, "agent": "x"}, "bad_message"),
+    "open": ({"id": 1, "model": "red-1"}, "permission_denied"),
+    "prefetch": ({"id": 1, "model": "red-1"}, "permission_denied"),
+    "close": ({"id": 1, "lease": 1}, "closed"),  # of its own session only, which has none of this number
+    "resume": ({"id": 1, "key": "0" * 64, "place": "cpu"}, "permission_denied"),
+    "attach": ({"id": 1, "lease": 1}, "device_lost"),  # not its own either
+    "workspace": ({"id": 1, "lease": 1, "nbytes": 1}, "permission_denied"),
+    "program": ({"id": 1, "key": "0" * 32, "name": "x"}, "permission_denied"),
+    "template": (
+        {"id": 1, "key": "0" * 32, "address": "x", "pid": 1, "nbytes": 1 << 40, "modules": 1},
+        "bad_request",
+    ),
+    "templates": ({"id": 1}, "permission_denied"),
+    "forget": ({"id": 1, "template": None}, "permission_denied"),
+}
+_ASKS = """
+from trims.core.errors import TrimsError
+from trims.programs.door import Door
+value = {{}}
+for op, message in {asked!r}.items():
+    door = Door.open({str_run!r} + "/attach.sock")
+    try:
+        answer = door._exchange({{"op": op, **message}})
+        value[op] = next(name for name in answer if name != "id")
+    except TrimsError as error:
+        value[op] = error.code
+    door.close()
+"""
+
+
+@namespaces
+def test_each_message_of_the_attach_door_from_a_tenants_predictor_reaches_nothing_of_others(
+    shared: Daemon, folder: Path, checkpoint: Callable[..., Path]
+) -> None:
+    assert _ASKED.keys() == _PARSERS.keys()
+    register(shared, checkpoint, "blue-probe", predictor={"call": "own_predictors:Prober"})
+    files = ("--tenants", str(folder / "tenants.yaml"), "--token-file", str(folder / "token"))
+    run = str(shared.config.runtime_dir)
+    endpoint = Endpoint(shared.config.runtime_dir, *files, "--isolation", "namespaces")
+    try:
+        asked = {op: message for op, (message, _) in _ASKED.items()}
+        told = ast.literal_eval(_probe(endpoint, _ASKS.format(asked=asked, str_run=run)))
+        doors = _probe(endpoint, f"import os\nvalue = sorted(os.listdir({run!r}))")
+    finally:
+        endpoint.end()
+    assert told == {op: outcome for op, (_, outcome) in _ASKED.items()}
+    assert doors == "['attach.sock']", "the control door, all of whose calls are the operator's, is not there"
 
 
 #: Attempts of the blue tenant's predictor: another tenant's model, a common one, to look round, another's door.

@@ -7,6 +7,7 @@ import itertools
 import os
 import pty
 import random
+import secrets
 import select
 import shutil
 import signal
@@ -23,8 +24,10 @@ import pytest
 from looking import wait_until
 from programs import AS_EVER, DEADLINE_S, FORKED, OBSERVED, Programs
 
+from trims.core.errors import CallerError
 from trims.process.messages import receive, send
 from trims.programs.door import Door
+from trims.programs.identity import proof
 from trims.wire.address import ATTACH_SOCKET
 from trims.wire.frames import Decoder, encode
 
@@ -36,6 +39,29 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 #: Prints its number, waits for a line, and ends with a status of its own.
 WAITS = "import os, sys\nprint(os.getpid(), flush=True)\nprint(sys.stdin.readline(), end='')\nsys.exit(5)\n"
+#: Has a process connect that ends and is reaped, and another one with its socket say hello.
+CONNECTS_AND_ENDS = """
+import os, socket, sys
+from trims.process.messages import receive, send
+reads, writes = os.pipe()
+connects = os.fork()
+if connects:
+    os.waitpid(connects, 0)
+    os.write(writes, b"x")
+    sys.exit()
+conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+conn.connect(f"\\0{sys.argv[1]}")
+if os.fork():
+    os._exit(0)
+os.read(reads, 1)
+conn.settimeout(30)
+try:
+    send(conn, {"op": "hello", "key": sys.argv[2], "nonce": "mine"})
+    received = receive(conn)
+except OSError:
+    received = None
+print("nothing" if received is None else received[0]["op"], flush=True)
+"""
 
 
 def made(folder: Path, daemon: Daemon) -> Programs:
@@ -70,6 +96,28 @@ def started(process: subprocess.Popen[str]) -> int:
 
 def running(programs: Programs, script: str) -> list[str]:
     return [line for line in programs.processes().values() if script in line]
+
+
+def ready(programs: Programs, template: dict[str, Any]) -> dict[str, Any]:
+    """Return what the daemon answers to a caller of a template."""
+    door = Door.open(f"{programs.env['TRIMS_RUNTIME_DIR']}/{ATTACH_SOCKET}")
+    try:
+        return door.ask({"op": "program", "key": template["key"], "name": template["name"], "unread": {}})
+    finally:
+        door.close()
+
+
+def caller_of(found: dict[str, Any]) -> socket.socket:
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.settimeout(DEADLINE_S)
+    conn.connect(f"\0{found['address']}")
+    return conn
+
+
+def asked(conn: socket.socket, message: dict[str, Any], fds: list[int] = []) -> dict[str, Any]:  # noqa: B006
+    send(conn, message, fds)
+    answer, _ = receive(conn) or ({"op": "closed"}, [])
+    return answer
 
 
 def is_there(pid: int) -> bool:
@@ -239,23 +287,82 @@ def test_a_caller_that_says_hello_and_no_more_leaves_nothing(programs: Programs,
     programs.write("waits.py", WAITS)
     programs.learn("python", "waits.py", input="\n")
     (template,) = programs.templates()
-    door = Door.open(f"{programs.env['TRIMS_RUNTIME_DIR']}/{ATTACH_SOCKET}")
-    answer = door.ask({"op": "program", "key": template["key"], "name": template["name"], "unread": {}})
-    door.close()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.settimeout(DEADLINE_S)
-        conn.connect(f"\0{answer['address']}")
-        send(conn, {"op": "hello"})
-        assert receive(conn) == ({"op": "welcome"}, [])
+    found = ready(programs, template)
+    with caller_of(found) as conn:
+        welcome = asked(conn, {"op": "hello", "key": template["key"], "nonce": "mine"})
+        assert welcome["proof"] == proof(found["token"], "host", "mine")
         wait_until(lambda: forks_of(template["pid"]), "it has not forked")
         (fork,) = forks_of(template["pid"])
         if ends == "template":
             os.kill(template["pid"], signal.SIGKILL)
             wait_until(lambda: programs.templates() == [], "the template stays")
-            send(conn, {"folder": "/"}, [conn.fileno()])
-            refused, _ = receive(conn) or ({}, [])
-            assert refused["op"] == "refused"
+            plan = {"folder": "/", "proof": proof(found["token"], "caller", welcome["nonce"])}
+            assert asked(conn, plan, [conn.fileno()])["op"] == "refused"
     wait_until(lambda: not is_there(fork), "the fork stays")
+
+
+@pytest.mark.parametrize("wrong", ["key", "proof"])
+def test_a_caller_that_means_another_template_is_refused_and_its_fork_ends(programs: Programs, wrong: str) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    (template,) = programs.templates()
+    found = ready(programs, template)
+    with caller_of(found) as conn:
+        key = template["key"] if wrong == "proof" else "0" * 32
+        answer = asked(conn, {"op": "hello", "key": key, "nonce": "mine"})
+        if wrong == "proof":
+            plan = {"folder": "/", "proof": proof("0" * 32, "caller", answer["nonce"])}
+            answer = asked(conn, plan, [conn.fileno()])
+        assert answer["op"] == "refused"
+    wait_until(lambda: not forks_of(template["pid"]), "the fork stays")
+    assert FORKED in programs.way("python", "waits.py", input="\n")
+
+
+def test_a_caller_sends_nothing_to_a_host_that_does_not_know_its_templates_token(programs: Programs) -> None:
+    programs.write("script.py", "print('program')")
+    programs.learn("python", "script.py")
+    (template,) = programs.templates()
+    heard: list[Any] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0trims-test-{secrets.token_hex(8)}")
+        listener.listen()
+        listener.settimeout(DEADLINE_S)
+        door = Door.open(f"{programs.env['TRIMS_RUNTIME_DIR']}/{ATTACH_SOCKET}")
+        other = "0" * 32
+        assert door.ask({"op": "program", "key": other, "name": "own", "unread": {}})["state"] == "observe"
+        claim = {"address": listener.getsockname()[1:].decode(), "pid": 1, "nbytes": 1, "modules": 1}
+        with pytest.raises(CallerError):
+            door.ask({"op": "template", "key": template["key"], **claim, "left_out": {}, "reads": []})
+        assert door.ask({"op": "template", "key": other, **claim, "left_out": {}, "reads": []})["accepted"]
+
+        def answer() -> None:
+            conn, _ = listener.accept()
+            with conn:
+                heard.append((receive(conn) or ({}, []))[0])
+                send(conn, {"op": "welcome", "proof": "0" * 32, "nonce": "theirs"})
+                heard.append(receive(conn))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        launch = (
+            "import sys; from trims.programs import launch; key = sys.argv.pop(1); launch.key_of = lambda *_: key; "
+            "launch.Launch(sys.argv[1:], why=True).run()"
+        )
+        ended = programs.alone("python", "-c", launch, other, sys.executable, "script.py")
+        thread.join()
+        door.close()
+    assert (ended.stdout, AS_EVER in ended.stderr) == ("program\n", True)
+    assert [heard[0]["op"], heard[1]] == ["hello", None]
+
+
+def test_a_process_that_connects_for_another_one_and_ends_starts_nothing(programs: Programs) -> None:
+    programs.write("waits.py", WAITS)
+    programs.learn("python", "waits.py", input="\n")
+    (template,) = programs.templates()
+    found = ready(programs, template)
+    ended = programs.alone("python", "-c", CONNECTS_AND_ENDS, found["address"], template["key"])
+    assert ended.stdout in ("nothing\n", "refused\n"), ended.stderr
+    wait_until(lambda: not forks_of(template["pid"]), "the fork stays")
 
 
 def test_a_caller_that_was_stopped_goes_on(waiting: subprocess.Popen[str]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.wire.frames import Decoder
+from trims.wire.peer import PeerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,8 @@ class Connection:
         """
         if self.process_fd < 0:
             try:
-                self.process_fd = os.pidfd_open(self.peer.pid)
+                with PeerProcess(self.sock, self.peer, time.time() - self.began_at_s) as process:
+                    self.process_fd = process.take()
             except OSError as error:
                 log.warning("process %d cannot be watched: %s", self.peer.pid, error)
         return self.process_fd >= 0

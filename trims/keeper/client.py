@@ -18,7 +18,7 @@ from trims.memory.cuda.drivers import export_message, export_of
 from trims.trace.spans import traceparent
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
-from trims.wire.peer import Peer
+from trims.wire.peer import Peer, PeerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,12 +171,12 @@ class KeeperConnection:
 
     def kill(self) -> None:
         """Kill the keeper's process. Raises OSError if it belongs to another user or another PID namespace."""
-        process_fd = os.pidfd_open(Peer.of(self._sock).pid)
-        try:
-            if not self.wait_for_end(0.0):  # the connection is open, so the id is still that of the keeper
+        with PeerProcess(self._sock, Peer.of(self._sock)) as process:
+            process_fd = process.take()
+            try:
                 signal.pidfd_send_signal(process_fd, signal.SIGKILL)
-        finally:
-            os.close(process_fd)
+            finally:
+                os.close(process_fd)
 
     def interrupt(self) -> None:
         """Wake a thread that waits on this connection, as if the keeper had closed it."""

@@ -27,12 +27,12 @@ from trims.process import messages
 from trims.process.subreaper import adopt
 from trims.programs.door import Door
 from trims.programs.freshness import shadow
-from trims.programs.identity import identity_of
+from trims.programs.identity import identity_of, proof
 from trims.programs.inside.observed import MEMORY_BYTES
 from trims.programs.inside.protocol import LONG_BYTES, MOST_DESCRIPTORS
 from trims.programs.making import Making, UnfitError
 from trims.programs.settings import differences
-from trims.wire.peer import Peer
+from trims.wire.peer import Peer, PeerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +57,8 @@ class Start:
 
     Attributes:
         conn: To the caller.
+        caller: Its process.
+        nonce: What the caller must answer with a proof that it knows the template's token.
         plans: To the fork, which reads there what it becomes; None before the caller has said hello.
         template: That forks.
         files: Those that it depends on.
@@ -65,8 +67,9 @@ class Start:
         pidfd: Of it.
     """
 
-    def __init__(self, conn: socket.socket) -> None:
-        self.conn = conn
+    def __init__(self, conn: socket.socket, caller: PeerProcess) -> None:
+        self.conn, self.caller = conn, caller
+        self.nonce = secrets.token_hex(16)
         self.plans: socket.socket | None = None
         self.template: TemplateProcess | None = None
         self.files: Files | None = None
@@ -81,7 +84,7 @@ class Host:
 
     Args:
         plan: `interpreter`, `flags`, `environment`, `folder`, `working_folder` and `own` of the program, its `key`, the
-            names of variables that no import should read (`unread`), and `keep_alive_s`.
+            names of variables that no import should read (`unread`), `keep_alive_s`, and the `token` of callers.
         door: Session at the daemon that has granted the making of this template.
         names: Memory in which the first run notes what it imports.
         program: Descriptor of that run (pidfd).
@@ -320,11 +323,16 @@ class Host:
         except OSError:  # no descriptor is left: the caller waits, and starts its program as ever
             time.sleep(_ACCEPT_PAUSE_S)
             return
-        if Peer.of(conn).uid != os.geteuid():
+        try:
+            peer = Peer.of(conn)
+            if peer.uid != os.geteuid():
+                raise PermissionError
+            caller = PeerProcess(conn, peer)
+        except OSError:
             conn.close()
             return
         conn.setblocking(False)
-        start = Start(conn)
+        start = Start(conn, caller)
         self._starts[conn.fileno()] = start
         self._watch(conn.fileno(), lambda: self._hear_caller(start))
 
@@ -343,7 +351,7 @@ class Host:
             if self._template is None:
                 raise LostPeerError("the template has ended")
             if start.plans is None:
-                self._greet(start, self._template)
+                self._greet(start, self._template, message)
             elif start.verdict is None:
                 self._start(start, start.plans, message, fds)
         except (TrimsError, OSError) as error:
@@ -355,24 +363,33 @@ class Host:
         finally:
             messages.close_all(fds)
 
-    def _greet(self, start: Start, template: TemplateProcess) -> None:
+    def _greet(self, start: Start, template: TemplateProcess, hello: Message) -> None:
         """Have the template fork for a caller, which prepares its plan meanwhile."""
-        if identity_of(Peer.of(start.conn).pid) != self._identity:
+        if hello["key"] != self._plan["key"]:
+            raise LostPeerError("the caller means another program")
+        identity = identity_of(start.caller.pid)
+        start.caller.check()
+        if identity != self._identity:
             raise LostPeerError("the caller is in another control group, namespace or sandbox, or has other rights")
+        proven = proof(self._plan["token"], "host", hello["nonce"])
         self._last_start_s = time.monotonic()
         start.template, start.files = template, self._files
         start.plans, forks = messages.pair()
         self._waiting.append((start, forks))
         self._fork_next(template)
-        self._send(start, {"op": "welcome"})
+        self._send(start, {"op": "welcome", "proof": proven, "nonce": start.nonce})
 
     def _start(self, start: Start, plans: socket.socket, plan: Message, fds: list[int]) -> None:
         """Hand a plan to its fork, and look whether the fork may be used."""
         assert start.template is not None
         assert start.files is not None
         folder = plan["folder"]
+        if not secrets.compare_digest(plan.pop("proof"), proof(self._plan["token"], "caller", start.nonce)):
+            raise LostPeerError("the caller does not know this template's token")
+        settings = differences(start.caller.pid)
+        start.caller.check()
         with contextlib.suppress(LostPeerError):  # the template refuses or ends, which is heard next
-            messages.send(plans, {**plan, **differences(Peer.of(start.conn).pid)}, fds, long=True)
+            messages.send(plans, {**plan, **settings}, fds, long=True)
         plans.close()
         changed = start.files.changed()
         if changed is None:
@@ -441,6 +458,7 @@ class Host:
         self._unwatch(start.conn.fileno())
         del self._starts[start.conn.fileno()]
         start.conn.close()
+        start.caller.close()
         if start.plans is not None:
             start.plans.close()
         start.gone = True

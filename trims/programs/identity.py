@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import os
 
+try:
+    from _blake2 import blake2b as _blake2b  # of hashlib, whose import loads OpenSSL
+except ImportError:
+    from hashlib import blake2b as _blake2b
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,9 +67,20 @@ def initial_environment() -> dict[str, str]:
         return {os.fsdecode(name): os.fsdecode(value) for name, sign, value in pairs if sign}
 
 
-def mounts() -> str:
-    """Return the mount namespace of this process."""
-    return os.readlink("/proc/self/ns/mnt")
+def mounts(pid: int | str = "self") -> str:
+    """Return the mount namespace of a process. Raises OSError."""
+    return os.readlink(f"/proc/{pid}/ns/mnt")
+
+
+def proof(token: str, side: str, nonce: str) -> str:
+    """Return what only a process that knows a template's token can answer to another one's nonce.
+
+    Args:
+        token: Of the template.
+        side: Who proves it: `host` or `caller`.
+        nonce: A text that the other one has made for this.
+    """
+    return _blake2b(f"{side} {nonce}".encode(), key=token.encode(), digest_size=16).hexdigest()
 
 
 def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Sequence[str] = ()) -> str:
@@ -75,14 +91,9 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
         environment: Its variables; each counts but those that no import reads.
         ignored: Names of further variables that do not count.
     """
-    try:
-        from _blake2 import blake2b  # of hashlib, whose import loads OpenSSL
-    except ImportError:
-        from hashlib import blake2b
-
     counted = sorted(item for item in environment.items() if item[0] not in UNREAD and item[0] not in ignored)
     text = repr((parts, identity_of(), counted))
-    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return _blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def unread_values(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:

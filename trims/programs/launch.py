@@ -23,7 +23,7 @@ from trims.core.errors import TrimsError
 from trims.process import messages
 from trims.programs.command_line import NotAProgram, Program, program_of
 from trims.programs.door import Door
-from trims.programs.identity import UNREAD, initial_environment, interpreter_identity, key_of, mounts, unread_values
+from trims.programs.identity import UNREAD, initial_environment, interpreter_identity, key_of, proof, unread_values
 from trims.programs.inside.observe import BOOT, OLDEST, SHORT
 from trims.programs.inside.observed import MEMORY_BYTES
 from trims.programs.inside.protocol import GO, LONG_BYTES, READY
@@ -79,15 +79,13 @@ class Launch:
             self._step_aside(f"the daemon at {self._runtime_dir} refuses: {error}")
         except OSError as error:
             self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}; start one with `trims serve`")
-        if answer["mounts"] != mounts():
-            self._step_aside("the daemon is in another mount namespace")
         if answer["state"] == "observe":
             self._say("this run is observed, and the next one starts from a template")
-            self._observe(program, key, door)
+            self._observe(program, key, door, answer["token"])
         door.close()
         if answer["state"] != "ready":
             self._step_aside(answer["why"])
-        self._start(program, answer["address"])
+        self._start(program, key, answer)
 
     def _ask(self, program: Program) -> tuple[Door, str, Message]:
         parts = [trims.__version__, interpreter_identity(program.interpreter), program.flags, program.identity]
@@ -132,14 +130,14 @@ class Launch:
 
     # -- the first run ---------------------------------------------------------------------------------------------
 
-    def _observe(self, program: Program, key: str, door: Door) -> NoReturn:
+    def _observe(self, program: Program, key: str, door: Door, token: str) -> NoReturn:
         """Execute the program with its imports observed, beside the host that makes a template of them."""
         names = os.memfd_create("trims-names", os.MFD_CLOEXEC)
         os.ftruncate(names, MEMORY_BYTES)
         plan = {
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
             "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
-            "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)),
+            "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)), "token": token,
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])
@@ -160,11 +158,11 @@ class Launch:
 
     # -- from a template -------------------------------------------------------------------------------------------
 
-    def _start(self, program: Program, address: str) -> NoReturn:
+    def _start(self, program: Program, key: str, found: Message) -> NoReturn:
         numbers = _inherited()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            conn, pid, pidfd = self._fork(program, address, numbers, blocked)
+            conn, pid, pidfd = self._fork(program, key, found, numbers, blocked)
         except (TrimsError, OSError) as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._step_aside(str(error))
@@ -172,15 +170,18 @@ class Launch:
 
         Relay(conn, pid, pidfd, numbers).run()
 
-    def _fork(self, program: Program, address: str, numbers: list[int], blocked: set[Any]) -> tuple[Any, int, int]:
+    def _fork(
+        self, program: Program, key: str, found: Message, numbers: list[int], blocked: set[Any]
+    ) -> tuple[Any, int, int]:
         """Have the template fork the program, and begin it. Raises TrimsError, OSError: it has not begun."""
         if len(numbers) > _MOST_DESCRIPTORS:
             raise OSError(f"{len(numbers)} files are open, and {_MOST_DESCRIPTORS} are the most that can be passed on")
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        conn.connect(f"\0{address}")
+        conn.connect(f"\0{found['address']}")
         if _UCRED.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1] != os.geteuid():
             raise OSError("the template is another user's")
-        messages.send(conn, {"op": "hello"})  # which it forks for, while the rest is prepared here
+        nonce = os.urandom(16).hex()
+        messages.send(conn, {"op": "hello", "key": key, "nonce": nonce})  # which it forks for, meanwhile
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = {
@@ -191,6 +192,9 @@ class Launch:
         # Descriptors behind the answer only: those that lie in the queue of a host that hangs would stay open.
         answer, _ = _received(conn)
         if answer["op"] == "welcome":
+            if answer["proof"] != proof(found["token"], "host", nonce):
+                raise OSError("what answers at the template's address is not its host")
+            plan["proof"] = proof(found["token"], "caller", answer["nonce"])
             messages.send(conn, plan, [theirs.fileno(), folder, *numbers], long=True)
             answer, fds = _received(conn)
         theirs.close()

@@ -10,7 +10,7 @@ import pytest
 
 from trims.core.errors import CallerError, CapacityError
 from trims.daemon import templates as module
-from trims.daemon.templates import ProgramTemplates
+from trims.daemon.templates import Caller, ProgramTemplates
 from trims.wire.answers import raise_if_error
 from trims.wire.messages import Forget, Program, Template, Templates
 
@@ -23,15 +23,25 @@ class Table:
 
     Attributes:
         ended: Sessions that the table has ended, in this order.
+        identity: Of the sessions that ask now, as the daemon sees them.
+        confined: They are in a sandbox.
+        tenant: Theirs; empty for the operator.
+        tokens: Tokens that the table has given out, in this order.
     """
 
     def __init__(self) -> None:
         self.ended: list[int] = []
-        self.templates = ProgramTemplates(MOST, self._end)
+        self.identity, self.confined, self.tenant = "outside", False, ""
+        self.tokens: list[str] = []
+        self.templates = ProgramTemplates(MOST, self._end, self._caller)
+
+    def _caller(self, connection: Any) -> Caller:
+        return Caller(connection.peer.uid, self.tenant, self.identity, self.confined)
 
     def _end(self, session: int, why: str) -> None:
         assert why
         self.ended.append(session)
+        self.templates.session_ended(session)
 
     def _ask(self, session: int, uid: int, request: Any) -> dict[str, Any]:
         connection: Any = SimpleNamespace(number=session, peer=SimpleNamespace(uid=uid, pid=session + 1000))
@@ -42,7 +52,8 @@ class Table:
     def find(self, session: int, key: str = A, uid: int = 1, **unread: str) -> dict[str, Any]:
         """Ask for a template."""
         answer = self._ask(session, uid, Program(session, key, f"name of {key[0]}", unread))
-        assert answer.pop("mounts")
+        assert ("token" in answer) == (answer["state"] != "aside")
+        self.tokens += [answer.pop("token")] if "token" in answer else []
         return answer
 
     def take(self, session: int, key: str = A, uid: int = 1, **facts: Any) -> dict[str, Any]:
@@ -160,10 +171,20 @@ def test_the_template_that_was_not_used_for_longest_makes_room_for_the_newest(
     assert table.ended == []
     table.find(9, f"{1:032x}")
     table.make(4, f"{4:032x}", nbytes=200)
+    assert table.ended == [3], "of the user who takes most"
+    table.make(5, f"{5:032x}", nbytes=700)
+    assert table.ended == [3, 1, 4]
+
+
+def test_a_template_that_claims_more_than_others_leave_ends_only_its_own_users(table: Table) -> None:
+    table.make(1, f"{1:032x}", nbytes=300)
+    table.make(2, f"{2:032x}", nbytes=300, uid=2)
+    table.find(3, f"{3:032x}", uid=2)
+    with pytest.raises(CapacityError):
+        table.take(3, f"{3:032x}", uid=2, nbytes=MOST)
     assert table.ended == [2]
-    table.templates.session_ended(2)
-    table.make(5, f"{5:032x}", nbytes=900)
-    assert table.ended == [2, 3, 1, 4]
+    assert [row["state"] for row in table.rows()] == ["ready"]
+    assert table.find(4, f"{3:032x}", uid=2)["state"] == "aside"
 
 
 def test_a_template_that_is_being_made_makes_no_room(table: Table) -> None:
@@ -190,6 +211,45 @@ def test_there_are_only_so_many_templates(table: Table, monkeypatch: pytest.Monk
     assert table.find(3, B)["state"] == "ready"
     table.templates.session_ended(1)
     assert table.find(3, "c" * 32) == {"state": "observe"}
+
+
+def test_a_user_who_has_taken_all_places_gives_one_up_for_another(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST", 3)
+    for session in (1, 2, 3):
+        table.make(session, f"{session:032x}")
+    assert table.find(4, A, uid=2) == {"state": "observe"}
+    assert table.ended == [1]
+    assert table.find(5, B, uid=2)["state"] == "aside", "each has as much as the other, but for one"
+
+
+def test_what_runs_in_a_sandbox_has_no_part_in_templates_of_what_runs_outside(table: Table) -> None:
+    table.make(1)
+    table.identity, table.confined = "inside", True
+    assert table.rows() == []
+    assert table.forget() == []
+    with pytest.raises(CallerError):
+        table.forget(A)
+    assert table.find(2) == {"state": "observe"}, "a template of its own, that only its like are given"
+    table.take(2, address="evil")
+    assert table.find(3) == {"state": "ready", "address": "evil"}
+    table.identity, table.confined = "outside", False
+    assert table.find(4) == {"state": "ready", "address": "address 1"}
+    assert len(table.rows()) == 2, "the user sees all"
+    assert len(set(table.tokens)) == 2
+
+
+def test_a_tenants_templates_are_not_those_of_the_operator_with_its_user(table: Table) -> None:
+    table.make(1)
+    table.tenant = "blue"
+    assert table.rows() == []
+    assert table.forget() == []
+    assert table.find(2) == {"state": "observe"}
+    table.take(2, unfit="it starts threads")
+    table.tenant = ""
+    assert table.find(3)["state"] == "ready"
+    assert len(table.rows()) == 1
 
 
 def test_what_imports_read_tells_templates_apart(table: Table) -> None:
