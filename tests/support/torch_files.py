@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trims_client.frameworks.torch import _DTYPES  # noqa: E402
+from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.torch.converter import TorchConverter  # noqa: E402

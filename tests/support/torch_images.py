@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from trims_client.frameworks import torch as trims_torch  # noqa: E402
+from trims_client.frameworks._torch_dtypes import DTYPES  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.conversion.conversion import converter  # noqa: E402
@@ -56,6 +56,6 @@ def with_skeleton(folder: Path, build: Callable[[], Any]) -> tuple[nn.Module, Pa
 
 def state() -> dict[str, torch.Tensor]:
     raw = torch.arange(48, dtype=torch.uint8) % 2
-    tensors = {name: raw.view(dtype).clone() for name, dtype in trims_torch._DTYPES.items()}
+    tensors = {name: raw.view(dtype).clone() for name, dtype in DTYPES.items()}
     shared = torch.ones(2, 3)
     return tensors | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "a": shared, "b": shared}

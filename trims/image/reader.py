@@ -7,6 +7,7 @@ attaching and reading weights need none of them.
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,19 @@ class ImageView:
         from trims.image.header import METADATA_KEY
 
         return {key: text for key, text in self.header.metadata.items() if key != METADATA_KEY}
+
+    def string(self, key: str) -> str | None:
+        """Return one of those strings, in a header that trims wrote: found without parsing the header."""
+        sought = f"{json.dumps(key)}:".encode()
+        text = bytes(self._data[LENGTH.size : self.data_start])
+        at = text.find(sought + b'"')  # a name has its quotation marks escaped, and a tensor of this name an object
+        if at < 0:
+            return None
+        try:
+            found, _ = json.JSONDecoder().raw_decode(text[at + len(sought) :].decode())
+        except ValueError as error:
+            raise ImageError(f"the string {key!r} of the header is not readable: {error}") from error
+        return str(found)
 
     def program(self) -> Program | None:
         """Return the graph without weights, if the image carries one."""

@@ -62,6 +62,13 @@ def check_fits(
     return [name for name, called in names.items() if called in own]
 
 
+def refuse_extra_state(module: torch.nn.Module, model: str) -> None:
+    """Raise ArtifactError for a module with extra state that is no tensor, which images do not carry."""
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise ArtifactError(f"{model!r}: the module has {type(value).__name__} {name!r}, which images do not carry")
+
+
 class Views:
     """Attributes of a module that are views of its parameters, to be made again of the parameters that replace them."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import NotSupportedError
+from trims.image.torch_loading import restride
 from trims_client.frameworks._torch_dtypes import dtype_of
 from trims_client.mapping.dlpack import CUDA
 
@@ -85,6 +86,7 @@ def tensors(weights: Weights, attributes: Mapping[str, Any], *, writable: bool) 
         else:
             made = block.private(spec) if writable else block.view(spec)
             found.append(torch.nn.Parameter(made, spec.name not in frozen))
+    restride(found, weights.layout.tensors, attributes.get("strides", {}))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
+from trims.image.torch_loading import with_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -32,22 +33,6 @@ def renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str])
     return named
 
 
-def tied_names(module: torch.nn.Module) -> list[list[str]]:
-    """Return groups of two and more names that stand for the same parameter."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str]]) -> None:
-    """Give all names of a tied parameter the same tensor: files often have only one of the names."""
-    for names in tied:
-        known = [name for name in names if name in tensors]
-        for name in names if known else ():
-            tensors.setdefault(name, tensors[known[-1]])
-
-
 def take_non_persistent(
     module: torch.nn.Module, tensors: dict[str, torch.Tensor], buffers: Collection[str]
 ) -> list[str]:
@@ -57,9 +42,10 @@ def take_non_persistent(
         value = tensors.pop(name, None)
         owner, _, leaf = name.rpartition(".")
         submodule = module.get_submodule(owner)
-        if value is not None:
-            submodule._buffers[leaf] = value  # as torch does when it assigns
-        elif submodule.get_buffer(leaf).is_meta:
+        own = submodule.get_buffer(leaf)
+        if value is not None:  # as torch does when it assigns
+            submodule._buffers[leaf] = with_strides(value, own.stride()) if value.shape == own.shape else value
+        elif own.is_meta:
             left.append(name)
     return left
 
@@ -69,12 +55,17 @@ def assign(module: torch.nn.Module, tensors: dict[str, torch.Tensor], name: str,
     try:
         found = module.load_state_dict(tensors, strict=False, assign=True)
     except RuntimeError as error:
-        raise CallerError(f"the weights of {name!r} do not fit this {type(module).__name__}: {error}") from error
+        raise does_not_fit(module, name, error) from error
     if strict and (found.missing_keys or found.unexpected_keys):
         raise CallerError(
             f"the weights of {name!r} do not fit this {type(module).__name__}: missing from the weights "
             f"{listed(found.missing_keys)}; left over {listed(found.unexpected_keys)}"
         )
+
+
+def does_not_fit(module: torch.nn.Module, name: str, error: Exception) -> CallerError:
+    """Return the error for weights that a module refuses."""
+    return CallerError(f"the weights of {name!r} do not fit this {type(module).__name__}: {error}")
 
 
 def retie(module: torch.nn.Module, tied: Sequence[Sequence[str]]) -> None:

@@ -38,69 +38,28 @@ import importlib
 import io
 import itertools
 import pickle
-import warnings
-from fnmatch import fnmatchcase
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError, PermissionDeniedError
-from trims.core.layout import DTYPE_BYTES
 from trims.image.model_files import described_in
 from trims.image.program import EXECUTABLE_KINDS, TORCH_BUILDER, TORCH_SKELETON, TRANSFORMERS, TRANSFORMERS_CODE
-from trims_client.frameworks._torch_built import Views, check_fits
-from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
-from trims_client.frameworks._torch_dtypes import dtype_of
-from trims_client.frameworks._torch_names import (
-    assign,
-    complete_tied,
-    listed,
-    renamed,
-    retie,
-    take_non_persistent,
-    tied_names,
-)
+from trims.image.torch_loading import own_loading
+from trims_client.frameworks._torch_built import check_fits, refuse_extra_state
+from trims_client.frameworks._torch_load import load
+from trims_client.frameworks._torch_views import device, state_dict, tensors_of
 from trims_client.mapping.prefault import map_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from trims.core.layout import TensorSpec
     from trims.image.program import Program
     from trims_client.weights import Weights
 
+__all__ = ["load_into", "measured_workspace", "module", "state_dict", "without_initialization"]
+
 _KINDS = (TORCH_SKELETON, TORCH_BUILDER, TRANSFORMERS, TRANSFORMERS_CODE)
-# torch warns once in a process that a tensor over a read-only buffer must not be written. Trigger that warning here and
-# suppress it, so that no view pays for a warning filter. The module's docstring has the warning.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch.frombuffer(b"\0", dtype=torch.uint8)
-
-
-def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.Tensor]:
-    """Return all tensors by name.
-
-    Args:
-        weights: An attached model.
-        writable: Private copy-on-write memory instead of shared read-only memory; on a device, copies.
-
-    Returns:
-        Views, without a copy, whatever the size. Tied names share one storage; on a device all tensors do. The module's
-        docstring says what a write into a view that is not writable does, and which tensors are copies nevertheless.
-    """
-    if weights.device is not None:
-        on_device: dict[str, torch.Tensor] = _device().state_dict(weights, writable=writable)
-        return on_device
-    data = weights.data(private=writable)
-    found: dict[str, torch.Tensor] = {}
-    owners: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
-    for spec in weights.layout:
-        place = (spec.offset, spec.dtype, spec.shape)
-        owner = owners.get(place) if spec.nbytes else None
-        found[spec.name] = _tensor(weights, data, spec, private=writable) if owner is None else owner.detach()
-        owners.setdefault(place, found[spec.name])
-    return found
 
 
 def module(weights: Weights, *, trust_program: bool | None = None, writable: bool = False) -> torch.nn.Module:
@@ -198,9 +157,9 @@ def _unpickled(weights: Weights, program: Program, *, writable: bool) -> torch.n
     _check_versions(weights.name, program.attributes["versions"])
     with _no_collection():
         if weights.device is not None:
-            tensors = _device().tensors(weights, program.attributes, writable=writable)
+            tensors = device().tensors(weights, program.attributes, writable=writable)
         else:
-            tensors = _tensors(weights, program.attributes, writable)
+            tensors = tensors_of(weights, program.attributes, writable)
         loaded = _Unpickler(io.BytesIO(program.body), tensors).load()
     assert isinstance(loaded, torch.nn.Module)
     return loaded
@@ -260,7 +219,7 @@ def load_into(
         CallerError: Names or shapes do not fit (all of them are listed), `names` gives two tensors one name, or a
             buffer outside the state dict is on the meta device and not among the weights.
     """
-    loaded = _load(module, weights, strict=strict, writable=writable, names=names)
+    loaded = load(module, weights, strict=strict, writable=writable, names=names)
     _map_ahead(loaded, weights)
     return loaded
 
@@ -271,60 +230,6 @@ def _map_ahead(module: torch.nn.Module, weights: Weights) -> None:
         tensors = itertools.chain(module.parameters(), module.buffers())
         with contextlib.suppress(OSError, RuntimeError):  # no /proc, or no more threads: runs are only slower
             map_ahead([(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu"], module)
-
-
-def _load(
-    module: torch.nn.Module,
-    weights: Weights,
-    *,
-    strict: bool = True,
-    ignore: Sequence[str] = (),
-    without: Collection[str] = (),
-    writable: bool,
-    names: Callable[[str], str] | None = None,
-) -> torch.nn.Module:
-    """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
-    tied, views = tied_names(module), Views(module)
-    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    tensors = state_dict(weights, writable=writable)
-    for name in without:
-        del tensors[name]
-    named = {name: name for name in tensors} if names is None else renamed(weights, tensors, names)
-    private = _private_views(weights)
-    for spec in weights.layout:
-        if named.get(spec.name) in buffers:
-            tensors[spec.name] = private(spec)
-    tensors = {named[name]: tensor for name, tensor in tensors.items()}
-    complete_tied(tensors, tied)
-    unknown_buffers = take_non_persistent(module, tensors, buffers)
-    if unknown_buffers:
-        unknown_buffers = _compute_buffers(module, tensors, unknown_buffers)
-    known = set(module.state_dict(keep_vars=True)) if ignore else set()
-    for name in [name for name in tensors if name not in known and any(fnmatchcase(name, each) for each in ignore)]:
-        del tensors[name]
-    assign(module, tensors, weights.name, strict=strict)
-    retie(module, tied)
-    if weights.device is not None:
-        _device().bring_buffers(module, weights)
-    if unknown_buffers:
-        raise CallerError(
-            f"buffers {listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
-            "the module on the CPU, or name its builder in the manifest (option module)"
-        )
-    views.follow()
-    return module
-
-
-def _compute_buffers(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[str]:
-    """Give buffers on the meta device the values that the module's library computes. Return those it does not know."""
-    from trims.image.transformers_models import buffers_of
-
-    found = buffers_of(module, tensors)
-    for name in names:
-        if name in found:
-            owner, _, leaf = name.rpartition(".")
-            module.get_submodule(owner)._buffers[leaf] = found[name]
-    return [name for name in names if name not in found]
 
 
 @contextlib.contextmanager
@@ -338,63 +243,8 @@ def measured_workspace(weights: Weights) -> Iterator[None]:
     """
     if weights.device is None:
         raise NotSupportedError(f"{weights.name!r} lies at {weights.place}; workspace is measured on devices only")
-    with _device().measured_workspace(weights):
+    with device().measured_workspace(weights):
         yield
-
-
-def _device() -> Any:
-    """Return the module for weights on devices, imported only when it is needed."""
-    from trims_client.frameworks import _torch_device
-
-    return _torch_device
-
-
-def _private_views(weights: Weights) -> Callable[[TensorSpec], torch.Tensor]:
-    if weights.device is not None:
-        made: Callable[[TensorSpec], torch.Tensor] = _device().Block(weights).private
-        return made
-    private = weights.data(private=True)
-    return lambda spec: _tensor(weights, private, spec, private=True)
-
-
-def _tensor(weights: Weights, data: memoryview, spec: TensorSpec, *, private: bool) -> torch.Tensor:
-    """Return a view of the data block, or of a copy if the tensor is not aligned to its element there."""
-    if spec.offset & 7 == 0 or spec.offset % DTYPE_BYTES[spec.dtype] == 0:
-        return _view(data, spec)
-    copy = bytearray(weights.raw(spec.name)) if private else weights.aligned(spec.name)
-    return _view(memoryview(copy), spec._replace(offset=0))
-
-
-def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
-    dtype = _DTYPES.get(spec.dtype) or dtype_of(spec)
-    if not spec.nbytes:
-        return torch.empty(spec.shape, dtype=dtype)
-    shape = spec.shape
-    flat = torch.frombuffer(data, dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset)
-    return flat if len(shape) == 1 else flat.view(shape)
-
-
-def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) -> list[torch.Tensor]:
-    """Return the tensors that the skeleton refers to by number, in the order of the layout.
-
-    This is most of the time that `module` takes, hence the local names in the loop.
-    """
-    private = weights.data(private=True)
-    shared = private if writable else weights.data()
-    frozen = set(attributes["frozen"])
-    plain = {*attributes["buffers"], *attributes["constants"]}
-    view_of, parameter, dtypes, found = torch.frombuffer, torch.nn.Parameter, _DTYPES, []
-    for spec in weights.layout:
-        name, dtype, shape, offset = spec
-        own = name in plain
-        if dtype in dtypes and (count := prod(shape)):
-            made = view_of(private if own else shared, dtype=dtypes[dtype], count=count, offset=offset)
-            if len(shape) != 1:
-                made = made.view(shape)
-        else:
-            made = _view(private, spec)
-        found.append(made if own else parameter(made, name not in frozen))
-    return found
 
 
 def _program(weights: Weights) -> Program:
@@ -414,10 +264,13 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
 
     ignore = named.get("ignore", ())
     try:
-        built = build_module(named["module"], named.get("module_args", {}), repr(weights.name), named["origin"])
-        names = own_names(built.eval(), weights.layout.tensors)
+        built = build_module(named["module"], named.get("module_args", {}), repr(weights.name), named["origin"]).eval()
+        if own_loading(built):
+            refuse_extra_state(built, weights.name)
+            return load(built, weights, ignore=ignore, writable=writable)
+        names = own_names(built, weights.layout.tensors)
         own = check_fits(built, weights, ignore, names)
-        return _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
+        return load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
     except NotSupportedError as error:
         if error.__cause__ is None or weights.place != "file":  # nothing is missing: it says itself what to do
             raise
@@ -439,7 +292,7 @@ def _made_by_transformers(weights: Weights, program: Program, *, writable: bool)
     for owner in made.modules():  # forward passes may write them
         owner._buffers.update({name: each.clone() for name, each in owner._buffers.items() if each is not None})
     if weights.device is not None:
-        _device().bring_buffers(made, weights)
+        device().bring_buffers(made, weights)
     return made
 
 

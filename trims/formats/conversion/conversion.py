@@ -20,6 +20,7 @@ from trims.core.errors import ArtifactError, ConversionError, ImageError, Intern
 from trims.formats.base import is_measurable
 from trims.formats.conversion.child_process import LimitedChild
 from trims.formats.plugins import converter, detect, naming_foreign
+from trims.formats.torch.state import SKELETON_VERSION
 from trims.image.copy_plan import as_order, is_carriable
 from trims.image.host import cpu_features
 from trims.image.modules_beside import builder_facts
@@ -421,6 +422,8 @@ def recipe(chosen: Converter, artifact: Artifact, environment: Environment) -> d
     }
     if builder := builder_of_options(artifact):
         found["builder"] = builder
+    if "module" in artifact.options:
+        found["skeleton"] = SKELETON_VERSION
     names = chosen.frameworks(artifact.options)
     if names:
         found["frameworks"] = environment.versions(names)

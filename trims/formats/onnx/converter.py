@@ -26,7 +26,6 @@ Options:
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import tempfile
 from contextlib import contextmanager
@@ -40,8 +39,8 @@ from trims.core.units import format_bytes
 from trims.formats.base import check_options
 from trims.formats.onnx.external_data import external_locations, look_at_external
 from trims.formats.onnx.graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
+from trims.formats.onnx.initializers import Initializer, Saved
 from trims.formats.onnx.packed import PackedWeights
-from trims.formats.onnx.proof import Initializer, errors, why_unusable
 from trims.formats.onnx.signature import read_signature
 from trims.image.external import NO_PREPACKING
 from trims.image.host import cpu_features
@@ -103,6 +102,8 @@ class OnnxConverter:
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Optimize, then lay out what came of it, or the graph as published if that cannot be used."""
+        from trims.formats.onnx import proof
+
         main = artifact.files[0]
         options = _Options.read(artifact.options, main)
         with _scratch_folder() as folder:
@@ -112,7 +113,7 @@ class OnnxConverter:
         _inline_rest(model, weights)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         program = _program(model, options)
-        if why := why_unusable(original, program, fed, prepack=options.prepack == SHARED):
+        if why := proof.why_unusable(original, program, fed, prepack=options.prepack == SHARED):
             return self._as_published(artifact, why)
         del original
         sources = [
@@ -196,7 +197,7 @@ def _scratch_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, Any, _Saved]:
+def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, Any, Saved]:
     """Return the session that optimized, the model without its weights, and these: mapped, to outlive the folder.
 
     Raises ArtifactError for what ONNX Runtime refuses.
@@ -207,7 +208,7 @@ def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, Any, _S
     model = onnx.load(os.fspath(folder / "model.onnx"), load_external_data=False)
     _drop_repeated(model)
     _drop_left_inputs(model, original)
-    return original, model, _Saved.map(folder / _SCRATCH_WEIGHTS)
+    return original, model, Saved.map(folder / _SCRATCH_WEIGHTS)
 
 
 def _whole(main: Path, options: _Options) -> Program:
@@ -233,6 +234,8 @@ def _save_optimized(main: Path, options: _Options, folder: Path) -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
+    from trims.formats.onnx.proof import errors
+
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[options.optimize])
     settings.optimized_model_filepath = os.fspath(folder / "model.onnx")
@@ -251,33 +254,7 @@ def _save_optimized(main: Path, options: _Options, folder: Path) -> Any:
         raise ArtifactError(f"{main}: ONNX Runtime {onnxruntime.__version__} refuses it: {error}") from error
 
 
-class _Saved:
-    """The file of external data ONNX Runtime saved, mapped."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-
-    @classmethod
-    def map(cls, path: Path) -> _Saved:
-        """Map the file; none or an empty one is a model without large weights."""
-        if not path.exists() or not path.stat().st_size:
-            return cls(memoryview(b""))
-        with path.open("rb") as file:
-            return cls(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-
-    def of(self, tensor: Any) -> memoryview:
-        """Return the bytes of one external tensor. Raises ConversionError if they were not all written."""
-        entry = {pair.key: pair.value for pair in tensor.external_data}
-        offset, length = int(entry.get("offset", 0)), int(entry["length"])
-        if offset + length > len(self.data):
-            raise ConversionError(
-                f"initializer {tensor.name!r} was not written in full: {tempfile.gettempdir()} has no room "
-                "for a copy of the weights; free some, or set TMPDIR"
-            )
-        return self.data[offset : offset + length]
-
-
-def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> dict[str, Initializer]:
+def _take_initializers(model: Any, weights: Saved, *, on_devices: bool) -> dict[str, Initializer]:
     """Return the graph's large initializers by name; in the graph their declarations stay."""
     found: dict[str, Initializer] = {}
     for tensor in model.graph.initializer:
@@ -307,7 +284,7 @@ def _declare_fed(tensor: Any, n_bytes: int) -> None:
         entry.key, entry.value = key, value
 
 
-def _inline_rest(model: Any, weights: _Saved) -> None:
+def _inline_rest(model: Any, weights: Saved) -> None:
     """Put what cannot be fed into the program: tensors of subgraphs and of types that images do not have."""
     for tensor in _all_tensors(model.graph):
         if _is_external(tensor) and not any(pair.value == FED_LOCATION for pair in tensor.external_data):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from trims.image.external import EXTERNAL_FOLDER, NO_FOLDER, NO_PREPACKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trims.formats.onnx.initializers import Initializer
     from trims.image.program import Program
 
 MOST_INPUT_BYTES = 64 << 20
@@ -35,14 +36,6 @@ _NUMBERS = {
     "float": "float32", "double": "float64", "float16": "float16", "bool": "bool",
     **{name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
 }  # fmt: skip
-
-
-class Initializer(NamedTuple):
-    """Initializer that sessions feed: its bytes, ONNX's number of its data type, and its shape."""
-
-    data: memoryview
-    data_type: int
-    shape: tuple[int, ...]
 
 
 def why_unusable(original: Any, program: Program, weights: Mapping[str, Initializer], *, prepack: bool) -> str | None:

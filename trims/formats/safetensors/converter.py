@@ -12,6 +12,7 @@ Options:
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from dataclasses import replace
@@ -102,11 +103,12 @@ class SafetensorsConverter:
         """Check all headers and lay the image out."""
         contents = self.contents(artifact)
         if "module" in artifact.options:
+            from trims.formats.torch.mapped import mapped
             from trims.formats.torch.skeleton import add_skeleton
 
-            main, options = artifact.files[0], artifact.options
-            sources, program = add_skeleton(contents.sources, main, options, origin=artifact.origin)
-            contents = Contents(sources, program, contents.metadata)
+            given = functools.partial(mapped, contents.sources)
+            fresh = functools.partial(mapped, contents.sources, writable=True)
+            contents = Contents(*add_skeleton(contents.sources, artifact, given, fresh), contents.metadata)
         return contents.plan()
 
     def contents(self, artifact: Artifact) -> Contents:

@@ -27,7 +27,7 @@ from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
 from trims.formats.shards import check_shards, is_index, names_of, refuse_shard, shard_files, weight_map
 from trims.formats.torch.refusals import explain, is_torchscript, saving_torchscript
-from trims.formats.torch.state import builder_of, key_of, metadata_of, select, state_dict
+from trims.formats.torch.state import StateDict, builder_of, key_of, metadata_of, select, state_dict
 from trims.formats.torch.tensors import describe
 from trims.formats.torch.zip import is_stored, read_checkpoint, read_shards
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
@@ -56,7 +56,7 @@ class TorchConverter:
     """See the module."""
 
     format: ClassVar[str] = "torch"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
@@ -95,17 +95,21 @@ class TorchConverter:
         key = _check(main, options)
         files, module = tuple(SourceFile.look(path) for path in artifact.files), None
         if _is_index(main):
-            sources, ignored = _read_shards(main, options)
+            sources, tensors, ignored = _read_shards(main, options)
         else:
             loaded = _load(main, options)
             module, tensors, ignored = _weights_in(loaded, main, key)
             sources = describe(tensors, main)
         program: Program | None = None
-        if "module" in options or module is not None:
+        if module is not None:
+            from trims.formats.torch.skeleton import skeleton_of_module
+
+            sources, program = skeleton_of_module(sources, main, module, options)
+        elif "module" in options:
             from trims.formats.torch.skeleton import add_skeleton
 
-            sources, program = add_skeleton(sources, main, options, module, artifact.origin)
-        return plan_image(sources, program=program, metadata=metadata_of(ignored), files=files)
+            sources, program = add_skeleton(sources, artifact, lambda: tensors, lambda: read_tensors(artifact))
+        return plan_image(sources, program=program, metadata=metadata_of(ignored, tensors, main), files=files)
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
         """Return True: a session can build the module that has no skeleton yet."""
@@ -130,10 +134,11 @@ def _check(main: Path, options: Mapping[str, Any]) -> tuple[Key, ...] | None:
     return key_of(options, main)
 
 
-def _read_shards(main: Path, options: Mapping[str, Any]) -> tuple[list[SourceTensor], list[str]]:
-    """Return the tensors of all shards of an index, and the names of what was left out."""
+def _read_shards(main: Path, options: Mapping[str, Any]) -> tuple[list[SourceTensor], StateDict, list[str]]:
+    """Return the tensors of all shards of an index, described and as they are, and the names of what was left out."""
     expected, key = weight_map(main), key_of(options, main)
     sources: list[SourceTensor] = []
+    together = StateDict()
     names: list[tuple[str, list[str]]] = []
     ignored: list[str] = []
     for shard in sorted(set(expected.values())):
@@ -141,21 +146,22 @@ def _read_shards(main: Path, options: Mapping[str, Any]) -> tuple[list[SourceTen
         tensors, left = state_dict(_load(path, options), path, _is_tensor, key)
         names.append((shard, list(tensors)))
         sources += describe(tensors, path)
+        together.join(tensors)
         ignored += [name for name in left if name not in ignored]
     check_shards(main, expected, names)
-    return sources, ignored
+    return sources, together, ignored
 
 
-def read_tensors(artifact: Artifact) -> dict[str, torch.Tensor]:
+def read_tensors(artifact: Artifact) -> StateDict:
     """Return the tensors of a checkpoint, or of all its shards, by name. Raises ArtifactError."""
     main, options = artifact.files[0], artifact.options
     shards = [main.parent / name for name in names_of(main)] if _is_index(main) else [main]
-    found: dict[str, torch.Tensor] = {}
+    found = StateDict()
     names: list[tuple[str, list[str]]] = []
     for path in shards:
         tensors, _ = state_dict(_load(path, options), path, _is_tensor, key_of(options, main))
         names.append((path.name, list(tensors)))
-        found.update(tensors)
+        found.join(tensors)
     if _is_index(main):
         check_shards(main, weight_map(main), names)
     return found
@@ -163,7 +169,7 @@ def read_tensors(artifact: Artifact) -> dict[str, torch.Tensor]:
 
 def _weights_in(
     loaded: Any, path: Path, key: Sequence[Key] | None
-) -> tuple[torch.nn.Module | None, dict[str, torch.Tensor], list[str]]:
+) -> tuple[torch.nn.Module | None, StateDict, list[str]]:
     """Return the module, if the checkpoint or the value under the key is one, its tensors, and what was left out."""
     chosen, beside = (loaded, []) if key is None else select(loaded, path, key)
     if (module := _as_module(chosen)) is not None:

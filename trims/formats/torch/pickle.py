@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import NotInPlaceError
 from trims.core.layout import DTYPE_BYTES
+from trims.formats.torch.state import StateDict
 from trims.formats.torch.tensors import DTYPES
 
 if TYPE_CHECKING:
@@ -188,9 +189,10 @@ class _Machine:
         self._stack[-1] = function(*arguments)
 
     def build(self) -> None:
-        """Ignore the state of a dict: torch keeps versions of modules there, beside a state dict."""
-        self._stack.pop()
-        self._top(dict)
+        """Take the versions of modules out of the state of a dict, where torch keeps them beside a state dict."""
+        state, target = self._stack.pop(), self._top(dict)
+        if isinstance(target, StateDict) and isinstance(state, dict):
+            target._metadata = state.get("_metadata")
 
     def set_item(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
@@ -214,7 +216,7 @@ class _Machine:
         self._top(dict).update(zip(keys, values, strict=True))
 
     def _top(self, kind: type) -> Any:
-        if type(self._stack[-1]) is not kind:
+        if not isinstance(self._stack[-1], kind):
             raise TypeError(f"it fills a {type(self._stack[-1]).__name__} as a {kind.__name__}")
         return self._stack[-1]
 
@@ -299,8 +301,8 @@ def _parameter(tensor: Any, *rest: Any) -> StoredTensor:
     return tensor
 
 
-def _ordered_dict() -> dict[Any, Any]:
-    return {}
+def _ordered_dict() -> StateDict:
+    return StateDict()
 
 
 #: Functions by module and name. A pickle may name dtypes and classes of storage as well, but not call them.

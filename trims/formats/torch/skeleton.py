@@ -3,7 +3,8 @@
 Every parameter, buffer and other tensor of the module is pickled as a number: its place in the image's layout.
 `trims_client.frameworks.torch` unpickles with a table of views. Runs in a converter child, as it calls the module's
 builder. A module that cannot be pickled (parametrizations such as weight_norm's, lambdas, hooks that are closures) has
-no skeleton: the image then names the builder, which sessions call. Not covered: compiled modules, extra state.
+no skeleton, nor has one that would not give what builder and `load_state_dict` give (`trims.formats.torch.proof`): the
+image then names the builder, which sessions call. Not covered: compiled modules, extra state that is no tensor.
 
 The program's attributes:
     versions: of every package the skeleton's classes come from, which must be the same where it is used.
@@ -13,6 +14,7 @@ The program's attributes:
     constants: other tensors found in the module, carried under names of their own; private as well.
     frozen: parameters without requires_grad.
     tied: lists of names that are one parameter.
+    strides: of tensors that the module has in another order than row-major, by name; only if there are some.
     class, training (always false: the module is in eval mode).
     origin, modules: folder of the manifest, and which of the modules that the pickle names lie there; only if some do.
 """
@@ -31,6 +33,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import ArtifactError
+from trims.formats.torch.mapped import TORCH_DTYPES
+from trims.formats.torch.proof import why_other
 from trims.formats.torch.state import builder_program
 from trims.formats.torch.tensors import dtype_of, filler
 from trims.image.descriptors import lacks_descriptors
@@ -38,10 +42,13 @@ from trims.image.modules_beside import files_beside
 from trims.image.plan import SourceTensor
 from trims.image.program import Program
 from trims.image.torch_builders import build_module, own_names
+from trims.image.torch_loading import load_copies, own_loading, restride, strides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from trims.formats.base import Artifact
 
 KIND = "torch-skeleton"
 _SHOWN_NAMES = 20
@@ -50,50 +57,74 @@ _log = logging.getLogger(__name__)
 
 def add_skeleton(
     sources: Sequence[SourceTensor],
-    path: Path,
-    options: Mapping[str, Any],
-    module: torch.nn.Module | None = None,
-    origin: str = "",
+    artifact: Artifact,
+    given: Callable[[], Mapping[str, torch.Tensor]],
+    fresh: Callable[[], dict[str, torch.Tensor]],
 ) -> tuple[list[SourceTensor], Program]:
-    """Match the artifact's tensors with the module and pickle it without them.
+    """Match the artifact's tensors with the module that its builder makes, and pickle the module without them.
 
     Args:
         sources: The artifact's tensors.
-        path: The artifact, for messages.
-        options: `module`, `module_args`, `ignore`: see `trims.formats.torch.converter`.
-        module: The module, if the artifact was one; otherwise it is built.
-        origin: Folder of the manifest, where the builder may lie.
+        artifact: With the options `module`, `module_args` and `ignore`: see `trims.formats.torch.converter`.
+        given: Returns the tensors by name, which are not written.
+        fresh: Returns them with versions of modules, in memory that the module's code may write.
 
     Returns:
-        The artifact's tensors followed by what only the module knows, and the skeleton. If the module has none, the
-        artifact's tensors and a program that names the builder.
+        The artifact's tensors followed by what only the module knows, and the skeleton. If there is none that gives
+        the module of builder and `load_state_dict`, the artifact's tensors and a program that names the builder.
 
     Raises:
-        ArtifactError: Names, shapes or dtypes do not fit, or a module without a builder cannot be pickled.
+        ArtifactError: Names, shapes or dtypes do not fit.
     """
-    if module is None:
-        module = build_module(options["module"], options.get("module_args", {}), str(path), origin)
+    path, options = artifact.files[0], artifact.options
+    module, loaded = _build(artifact), None
+    skeleton = _Skeleton(module, sources, path, options.get("ignore", []))
+    try:
+        if own_loading(module):
+            loaded = _loaded(skeleton, _build(artifact), fresh(), options)
+            skeleton.match_loaded()
+        else:
+            skeleton.match()
+        body = skeleton.pickle()
+        attributes = skeleton.attributes(body, artifact.origin)
+        skeleton.prove(body, attributes, given() if loaded is not None else None, loaded)
+    except NoSkeletonError as error:
+        why = f"each session builds it by {options['module']} and loads its weights: {error}"
+        _log.warning("%s: %s", path, why)
+        return list(sources), builder_program(options, artifact.origin, why)
+    return skeleton.sources, Program(KIND, attributes, body)
+
+
+def skeleton_of_module(
+    sources: Sequence[SourceTensor], path: Path, module: torch.nn.Module, options: Mapping[str, Any]
+) -> tuple[list[SourceTensor], Program]:
+    """Pickle a module that was unpickled, without its tensors: the artifact's, followed by what is in no state dict.
+
+    Raises ArtifactError for one that cannot be pickled, unless the options name a builder, which sessions then call.
+    """
     skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
     skeleton.match()
     try:
         body = skeleton.pickle()
         # Without a builder the folder is not in the image's key, so it is not in the image.
-        attributes = skeleton.attributes(body, origin if "module" in options else "")
-    except _NoSkeletonError as error:
+        attributes = skeleton.attributes(body, "")
+        skeleton.prove(body, attributes, None, module)
+    except NoSkeletonError as error:
         if "module" not in options:
             raise ArtifactError(
                 f"{path}: {error}; save module.state_dict() instead, and name the function that builds the module "
                 "(option module)"
             ) from error
-        _log.warning("%s: %s; each session builds it by %s", path, str(error), options["module"])
-        return list(sources), builder_program(options, origin)
+        why = f"each session builds it by {options['module']} and loads its weights: {error}"
+        _log.warning("%s: %s", path, why)
+        return list(sources), builder_program(options, "", why)
     return skeleton.sources, Program(KIND, attributes, body)
 
 
 def skeleton_of(
     module: torch.nn.Module, sources: Sequence[SourceTensor], path: Path, names: Mapping[str, str]
-) -> tuple[list[SourceTensor], Program] | None:
-    """Return the tensors of a module that has its values, and its skeleton; None, with a warning, if it has none.
+) -> tuple[list[SourceTensor], Program] | str:
+    """Return the tensors of a module that has its values, and its skeleton; or why it has none, with a warning.
 
     Args:
         module: The module.
@@ -105,10 +136,34 @@ def skeleton_of(
     skeleton.match()
     try:
         body = skeleton.pickle()
-        return skeleton.sources, Program(KIND, skeleton.attributes(body, ""), body)
-    except _NoSkeletonError as error:
-        _log.warning("%s: %s; each session makes it", path, str(error))
-        return None
+        attributes = skeleton.attributes(body, "")
+        skeleton.prove(body, attributes, None, module)
+    except NoSkeletonError as error:
+        why = f"each session makes it: {error}"
+        _log.warning("%s: %s", path, why)
+        return why
+    return skeleton.sources, Program(KIND, attributes, body)
+
+
+def _build(artifact: Artifact) -> torch.nn.Module:
+    options = artifact.options
+    arguments = options.get("module_args", {})
+    return build_module(options["module"], arguments, str(artifact.files[0]), artifact.origin).eval()
+
+
+def _loaded(
+    skeleton: _Skeleton, module: torch.nn.Module, tensors: dict[str, torch.Tensor], options: Mapping[str, Any]
+) -> torch.nn.Module:
+    """Return a module with its values, loaded as torch does alone. Raises ArtifactError if it does not fit."""
+    try:
+        load_copies(module, tensors, ignore=options.get("ignore", []))
+    except MemoryError:
+        raise
+    except Exception as error:
+        skeleton.match()  # which may know better what does not fit
+        kind = type(module).__name__
+        raise ArtifactError(f"{skeleton.path}: the module {kind} does not load it: {_first_line(error)}") from error
+    return module
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
@@ -118,22 +173,21 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-class _NoSkeletonError(Exception):
+class NoSkeletonError(Exception):
     """Error for a module that cannot be carried as a pickle; the message says why."""
 
 
 @contextlib.contextmanager
 def _as_no_skeleton(module: torch.nn.Module) -> Iterator[None]:
-    """Raise _NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
+    """Raise NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
     try:
         yield
-    except (MemoryError, _NoSkeletonError):
+    except (MemoryError, NoSkeletonError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and lacks_descriptors(error):
             raise
-        reason = str(error).partition("\n")[0][:500] or type(error).__name__
-        raise _NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({reason})") from error
+        raise NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({_first_line(error)})") from error
 
 
 class _Skeleton:
@@ -161,6 +215,8 @@ class _Skeleton:
         self._state = module.state_dict(keep_vars=True)
         self._buffers = dict(module.named_buffers(remove_duplicate=False))
         self._constants: list[str] = []
+        #: Tensors whose values are the module's own, by their numbers.
+        self._own: dict[int, torch.Tensor] = {}
         #: id of a tensor of the module -> its number; the tensors live as long as the module.
         self._places: dict[int, int] = {}
         self._storages = {storage for each in module.parameters() if (storage := _storage_of(each))}
@@ -183,6 +239,17 @@ class _Skeleton:
         self._check_alike()
         for name in extra:
             self._add_non_persistent(name)
+
+    def match_loaded(self) -> None:
+        """Match a module whose own code has loaded the artifact.
+
+        Raises NoSkeletonError where names do not fit, ArtifactError for extra state that is no tensor.
+        """
+        self._refuse_extra_state()
+        try:
+            self.match()
+        except ArtifactError as error:
+            raise NoSkeletonError(str(error).removeprefix(f"{self.path}").lstrip(": ")) from error
 
     def _refuse_extra_state(self) -> None:
         for name, value in self._state.items():
@@ -224,6 +291,7 @@ class _Skeleton:
             return
         source = self.sources[self._numbers[name]]
         described = SourceTensor(name, dtype_of(tensor, name, self.path), tuple(tensor.shape), fill=filler(tensor))
+        self._own[self._numbers[name]] = tensor
         self.sources[self._numbers[name]] = described
         self._places[id(tensor)] = self._numbers[name]
         if (source.dtype, source.shape) != (described.dtype, described.shape) and not self._is_ignored(name):
@@ -231,7 +299,9 @@ class _Skeleton:
 
     def _add_tensor(self, name: str, tensor: torch.Tensor) -> int:
         dtype = dtype_of(tensor, name, self.path)
-        return self._add(name, SourceTensor(self._free(name), dtype, tuple(tensor.shape), fill=filler(tensor)))
+        number = self._add(name, SourceTensor(self._free(name), dtype, tuple(tensor.shape), fill=filler(tensor)))
+        self._own[number] = tensor
+        return number
 
     def _add(self, name: str, source: SourceTensor) -> int:
         self._numbers[name] = len(self.sources)
@@ -253,7 +323,7 @@ class _Skeleton:
         if known is not None:
             return known
         if tensor.grad_fn is not None or _storage_of(tensor) in self._storages:
-            raise _NoSkeletonError(
+            raise NoSkeletonError(
                 f"the module {type(self.module).__name__} keeps a tensor of shape {list(tensor.shape)} that was "
                 "computed from its parameters before they had their values"
             )
@@ -263,11 +333,9 @@ class _Skeleton:
         return self._places[id(tensor)]
 
     def pickle(self) -> bytes:
-        """Return the pickled module, its tensors replaced by numbers. Raises _NoSkeletonError."""
+        """Return the pickled module, its tensors replaced by numbers. Raises NoSkeletonError."""
         if self._renamed:
-            raise _NoSkeletonError(
-                f"the module {type(self.module).__name__} renames tensors ({_listed(self._renamed)})"
-            )
+            raise NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(self._renamed)})")
         body = io.BytesIO()
         with _as_no_skeleton(self.module):
             _Pickler(body, self).dump(self.module)
@@ -276,13 +344,14 @@ class _Skeleton:
     def attributes(self, body: bytes, origin: str) -> dict[str, Any]:
         """Return what a client must know before it unpickles. Unpickle once here, which proves that it can be done.
 
-        Raises _NoSkeletonError if it cannot.
+        Raises NoSkeletonError if it cannot.
         """
         reader = _Recorder(body, self._tensors())
         with _as_no_skeleton(self.module):
             reader.load()
         kind = type(self.module)
         beside = sorted(name for name in reader.modules if files_beside(origin, name))
+        strides = strides_of((self.sources[number].name, tensor) for number, tensor in self._tensors().items())
         return {
             **({"origin": origin, "modules": beside} if beside else {}),
             "class": f"{kind.__module__}.{kind.__qualname__}",
@@ -293,12 +362,62 @@ class _Skeleton:
             "constants": self._constants,
             "frozen": self._in_image(name for name, tensor in self._state.items() if not tensor.requires_grad),
             "tied": self._tied(),
+            **({"strides": strides} if strides else {}),
         }
 
     def _tensors(self) -> dict[int, torch.Tensor]:
         tensors: Iterable[torch.Tensor] = (*self._state.values(), *self._buffers.values())
-        found = {self._places[id(tensor)]: tensor for tensor in tensors}
+        found = {self._places[id(tensor)]: tensor for tensor in tensors} | self._own
         return defaultdict(lambda: torch.empty(0), found)
+
+    def prove(
+        self,
+        body: bytes,
+        attributes: Mapping[str, Any],
+        given: Mapping[str, torch.Tensor] | None,
+        loaded: torch.nn.Module | None,
+    ) -> None:
+        """Raise NoSkeletonError unless a session gets from the skeleton what `load_state_dict` gives.
+
+        Args:
+            body: The skeleton.
+            attributes: Its program's.
+            given: The artifact's tensors by name, where `loaded` has copies; None: a module that has its values
+                already, or that takes each tensor as it is.
+            loaded: The module with its values; None: this one, which then takes tensors without memory.
+        """
+        if given is None and loaded is not None:
+            table: Any = self._tensors()
+        else:
+            table = self._as_session(attributes, given)
+        with _as_no_skeleton(self.module):
+            made = _Recorder(body, table).load()
+            if loaded is None:
+                loaded = self.module
+                state = {name: table[self._places[id(tensor)]] for name, tensor in self._state.items()}
+                loaded.load_state_dict(state, assign=True)
+        if difference := why_other(made, loaded):
+            raise NoSkeletonError(f"of the module {type(self.module).__name__}, {difference}")
+
+    def _as_session(
+        self, attributes: Mapping[str, Any], given: Mapping[str, torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        """Return the tensors by their numbers as sessions make them, without memory where none are given."""
+        plain = {*attributes["buffers"], *attributes["constants"]}
+        frozen, found = set(attributes["frozen"]), []
+        for number, source in enumerate(self.sources):
+            if number in self._own:
+                tensor = self._own[number].detach()
+            elif given is None:
+                tensor = torch.empty(source.shape, dtype=TORCH_DTYPES[source.dtype], device="meta")
+            else:
+                tensor = given[source.name if source.name in given else source.tied_to or source.name]
+            row_major = tensor.contiguous()
+            found.append(
+                row_major if source.name in plain else torch.nn.Parameter(row_major, source.name not in frozen)
+            )
+        restride(found, [source.name for source in self.sources], attributes.get("strides", {}))
+        return found
 
     def _tied(self) -> list[list[str]]:
         groups = defaultdict(list)
@@ -345,6 +464,10 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
         if package not in sys.stdlib_module_names and isinstance(version, str):
             found[package] = str(version)
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:500] or type(error).__name__
 
 
 def _listed(names: Sequence[str]) -> str:

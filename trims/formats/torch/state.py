@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError
-from trims.image.program import TORCH_BUILDER, Program
+from trims.image.program import TORCH_BUILDER, WHY, Program
+from trims.image.state_versions import STATE_VERSIONS, encode_versions
 
 Key = str | int
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Artifact
 
+#: Part of the key of an image whose manifest names a module, in whatever format its weights are: raised when the same
+#: artifact would give another skeleton.
+SKELETON_VERSION = 2
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 #: Names of training state, which may hold tensors and is no part of a model: usual ones, and such as say so in part.
 _TRAINING = re.compile(
@@ -38,14 +42,26 @@ _METRIC = re.compile(r"(acc|accuracy|best|epochs?|iter|iterations?|loss|lr|metri
 _SHOWN, _SHOWN_LETTERS, _SEARCHED = 20, 80, 1000
 
 
+class StateDict(dict[Any, Any]):
+    """State dict, with the versions of its modules as torch keeps them; None if it has none."""
+
+    _metadata: Any = None
+
+    def join(self, other: StateDict) -> None:
+        """Add the tensors and the versions of another shard."""
+        self.update(other)
+        if other._metadata:
+            self._metadata = {**(self._metadata or {}), **other._metadata}
+
+
 def state_dict(
     loaded: Any,
     path: Path,
     is_tensor: Callable[[Any], bool],
     key: Sequence[Key] | None = None,
     is_module: Callable[[Any], bool] = lambda _: False,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the tensors by name, and the names of what was left out.
+) -> tuple[StateDict, list[str]]:
+    """Return the tensors by name, with the versions of their modules, and the names of what was left out.
 
     Args:
         loaded: The checkpoint's value: a state dict, or a dict with one under a usual name or under `key`.
@@ -62,7 +78,8 @@ def state_dict(
         where = f"neither a state dict nor a dict with one under {', '.join(_WRAPPERS)}" if key is None else "not one"
         what = "" if key is None else f"what state_key {written(key)} names is "
         raise ArtifactError(f"{path}: {what}{where}, but a {type(found).__name__}{_proposal(loaded, is_tensor)}")
-    tensors = {name: value for name, value in found.items() if is_tensor(value)}
+    tensors = StateDict((name, value) for name, value in found.items() if is_tensor(value))
+    tensors._metadata = getattr(found, "_metadata", None)
     if strange := [name for name in tensors if not isinstance(name, str)]:
         raise ArtifactError(f"{path}: a tensor is named {strange[0]!r}, which is no string")
     left = {name: value for name, value in found.items() if name not in tensors}
@@ -141,9 +158,20 @@ def places_of(loaded: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Key, 
     return sorted(found, key=lambda key: key[-1] not in _WRAPPERS)
 
 
-def metadata_of(ignored: Sequence[str]) -> dict[str, str]:
-    """Return the image's metadata about the values that were left out."""
-    return {"ignored": ", ".join(ignored)} if ignored else {}
+def metadata_of(ignored: Sequence[str], tensors: StateDict, path: Path) -> dict[str, str]:
+    """Return the image's metadata: names of values that were left out, and versions of modules.
+
+    Raises ArtifactError for versions that an image cannot carry.
+    """
+    try:
+        versions = encode_versions(tensors._metadata)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{path}: its state dict has `_metadata` that images do not carry ({error!s:.200}); save it with the "
+            "versions of its modules only, or without (state._metadata.clear())"
+        ) from error
+    found = {"ignored": ", ".join(ignored), STATE_VERSIONS: versions}
+    return {key: text for key, text in found.items() if text}
 
 
 def builder_of(artifact: Artifact) -> Program | None:
@@ -151,10 +179,13 @@ def builder_of(artifact: Artifact) -> Program | None:
     return builder_program(artifact.options, artifact.origin) if "module" in artifact.options else None
 
 
-def builder_program(options: Mapping[str, Any], origin: str) -> Program:
-    """Return the program that names the function that builds the module, for sessions to call."""
+def builder_program(options: Mapping[str, Any], origin: str, why: str = "") -> Program:
+    """Return the program that names the function that builds the module, for sessions to call; `why` says why they do.
+
+    None is given for an artifact in place, whose module was not made yet.
+    """
     named = {name: options[name] for name in ("module", "module_args", "ignore") if name in options}
-    return Program(TORCH_BUILDER, {**named, "origin": origin})
+    return Program(TORCH_BUILDER, {**named, "origin": origin, **({WHY: why} if why else {})})
 
 
 def _chosen(

@@ -8,12 +8,12 @@ only. Not covered: the legacy format, TorchScript, and tensors that are not dens
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.formats.shards import check_shards, weight_map
 from trims.formats.torch.pickle import StoredTensor, read_pickle
-from trims.formats.torch.state import metadata_of, state_dict
+from trims.formats.torch.state import StateDict, metadata_of, state_dict
 from trims.formats.zip_members import DIRECTORY_BYTES, Member, stored_members
 from trims.image.in_place import MAX_FILES
 from trims.image.peek import PARSE_HERE_BYTES
@@ -30,12 +30,21 @@ if TYPE_CHECKING:
 _NEEDED = ("data.pkl", "version")
 
 
+class _Found(NamedTuple):
+    """Content of one file: its tensors, the same as described in it, and names of what was left out."""
+
+    sources: list[SourceTensor]
+    tensors: StateDict
+    ignored: list[str]
+
+
 def read_checkpoint(path: Path, key: Sequence[Key] | None = None) -> Contents:
     """Return the tensors of a checkpoint; `key` is where its state dict lies in it (`torch_state.key_of`).
 
     Raises NotInPlaceError for one that needs a conversion, or is broken.
     """
-    return _contents(path, key, PARSE_HERE_BYTES, None)[0]
+    found, _ = _contents(path, key, PARSE_HERE_BYTES, None)
+    return Contents(found.sources, metadata=_metadata(found.ignored, found.tensors, path))
 
 
 def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
@@ -52,20 +61,22 @@ def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
         raise NotInPlaceError(f"it has {len(shards)} shards; at most {MAX_FILES} are served in place")
     sources: list[SourceTensor] = []
     names: list[tuple[str, list[str]]] = []
-    ignored: dict[str, str] = {}
+    ignored: list[str] = []
+    together = StateDict()
     for shard in shards:
-        contents, read = _contents(main.parent / shard, key, left, DIRECTORY_BYTES // len(shards))
+        found, read = _contents(main.parent / shard, key, left, DIRECTORY_BYTES // len(shards))
         left -= read
-        sources += contents.sources
-        names.append((shard, [source.name for source in contents.sources]))
-        ignored = {**contents.metadata, **ignored}
+        sources += found.sources
+        names.append((shard, [source.name for source in found.sources]))
+        ignored += [name for name in found.ignored if name not in ignored]
+        together.join(found.tensors)
     check_shards(main, expected, names)
-    return Contents(sources, metadata=ignored)
+    return Contents(sources, metadata=_metadata(ignored, together, main))
 
 
 def _contents(
     path: Path, key: Sequence[Key] | None, most_bytes: int, directory_bytes: int | None
-) -> tuple[Contents, int]:
+) -> tuple[_Found, int]:
     """Return the tensors of one file, and how many bytes of pickle describe them.
 
     Args:
@@ -87,7 +98,14 @@ def _contents(
         tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor), key)
     except ArtifactError as error:  # which torch, too, has to report
         raise NotInPlaceError(str(error)) from error
-    return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored)), members["data.pkl"].nbytes
+    return _Found(_sources(tensors, members, file), tensors, ignored), members["data.pkl"].nbytes
+
+
+def _metadata(ignored: Sequence[str], tensors: StateDict, path: Path) -> dict[str, str]:
+    try:
+        return metadata_of(ignored, tensors, path)
+    except ArtifactError as error:  # which a conversion has to report
+        raise NotInPlaceError(str(error)) from error
 
 
 def is_stored(path: Path) -> bool:

@@ -39,7 +39,7 @@ class TransformersConverter:
     """See the module."""
 
     format: ClassVar[str] = "transformers"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:

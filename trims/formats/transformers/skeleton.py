@@ -7,22 +7,20 @@ computed), and become tensors of the image in the place of those that they were 
 
 from __future__ import annotations
 
-import mmap
-import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from trims.core.errors import NotSupportedError
-from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.safetensors.converter import SafetensorsConverter
 from trims.formats.torch.converter import read_tensors
+from trims.formats.torch.mapped import mapped
 from trims.formats.torch.skeleton import free_name, skeleton_of
-from trims.formats.torch.tensors import DTYPES, describe, dtype_of, filler
+from trims.formats.torch.state import metadata_of
+from trims.formats.torch.tensors import describe, dtype_of, filler
 from trims.image.model_files import Described, with_files
 from trims.image.plan import Contents, SourceTensor
-from trims.image.program import TRANSFORMERS, TRANSFORMERS_CODE, Program
-from trims.image.source import open_source
+from trims.image.program import TRANSFORMERS, TRANSFORMERS_CODE, WHY, Program
 from trims.image.transformers_models import make_module
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Artifact
 
-_TORCH = {ours: getattr(torch, name) for name, ours in DTYPES.items() if hasattr(torch, name)}
 #: Where a tensor lies, its dtype and its shape.
 _Place = tuple[int, torch.dtype, tuple[int, ...]]
 
@@ -42,9 +39,10 @@ def contents_of(weights: Artifact, described: Described, *, with_code: bool) -> 
     if weights.format == SafetensorsConverter.format:
         found = SafetensorsConverter().contents(weights)
         sources, metadata = list(found.sources), found.metadata
-        state = _mapped(sources)
+        state = mapped(sources)
     else:
-        state, metadata = read_tensors(weights), {}
+        read = read_tensors(weights)
+        state, metadata = read, metadata_of([], read, main)
         sources = describe(state, main)
     module, unused = make_module(state, described, str(main), with_code=with_code)
     plain = Contents(
@@ -54,38 +52,11 @@ def contents_of(weights: Artifact, described: Described, *, with_code: bool) -> 
         return plain
     kept, names = _matched(module, sources, state, unused, main)
     skeleton = skeleton_of(module, kept, main, names)
-    if skeleton is None:
-        return plain
+    if isinstance(skeleton, str):
+        assert plain.program is not None
+        program = plain.program._replace(attributes={**plain.program.attributes, WHY: skeleton})
+        return replace(plain, program=program)
     return Contents(skeleton[0], with_files(skeleton[1], described), metadata)
-
-
-def _mapped(sources: Sequence[SourceTensor]) -> dict[str, torch.Tensor]:
-    """Return tensors over read-only mappings of the files in which they lie."""
-    mappings: dict[Path, mmap.mmap] = {}
-    found = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a write would end this process, and nothing writes
-        for each in sources:
-            dtype, count = _dtype(each), element_count(each.shape)
-            if each.span is None or not count:
-                found[each.name] = torch.empty(each.shape, dtype=dtype)
-                continue
-            path = each.span.file.path
-            if path not in mappings:
-                with open_source(path) as fd:
-                    mappings[path] = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-            aligned = each.span.offset % DTYPE_BYTES[each.dtype] == 0
-            data = mappings[path] if aligned else mappings[path][each.span.offset :][: count * DTYPE_BYTES[each.dtype]]
-            at = each.span.offset if aligned else 0
-            found[each.name] = torch.frombuffer(data, dtype=dtype, count=count, offset=at).view(each.shape)
-    return found
-
-
-def _dtype(source: SourceTensor) -> torch.dtype:
-    dtype = _TORCH.get(source.dtype)
-    if dtype is None:
-        raise NotSupportedError(f"torch {torch.__version__} has no {source.dtype} (tensor {source.name!r})")
-    return dtype
 
 
 def _matched(

@@ -100,7 +100,7 @@ def test_a_borrower_that_asks_for_no_version_gets_the_older_capsule(
 
 def test_every_dtype_has_its_code(machine: Machine) -> None:
     torch = pytest.importorskip("torch")
-    from trims_client.frameworks.torch import _DTYPES
+    from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 
     assert set(dlpack._CODES) == set(DTYPES)
     for dtype, known in _DTYPES.items():

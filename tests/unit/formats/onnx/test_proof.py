@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_again_is_kept_as_published(
 def test_a_kept_model_is_fed_its_weights_from_the_image(
     external: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converter, "why_unusable", lambda *_, **__: "it was asked for")
+    monkeypatch.setattr(proof, "why_unusable", lambda *_, **__: "it was asked for")
     main, feeds = linear(tmp_path, external=external), {"x": np.ones((2, 32), np.float32)}
     wanted = answers_alone(main, feeds)
     with attach(main) as weights:
@@ -154,7 +154,7 @@ def test_a_kept_model_is_fed_its_weights_from_the_image(
 def test_a_kept_model_whose_weights_cannot_be_taken_out_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converter, "why_unusable", lambda *_, **__: "it was asked for")
+    monkeypatch.setattr(proof, "why_unusable", lambda *_, **__: "it was asked for")
     wide, feeds = 140_000, {"x": np.ones((2, 32), np.float32)}  # typed numbers, more than a program has in place
     weight = helper.make_tensor("w", FLOAT, [32, wide], np.arange(32.0 * wide))
     ends = [value("x", FLOAT, ["N", 32])], [value("y", FLOAT, ["N", wide])]

@@ -131,9 +131,12 @@ def test_a_module_without_a_skeleton_leaves_the_builders_name_and_the_files_tens
     view = image_of(saved(tmp_path, state), module=f"{MODULES}:{build}")
     program = view.program()
     assert program is not None
-    assert (program.kind, program.attributes) == ("torch-builder", {"module": f"{MODULES}:{build}", "origin": ""})
+    why = program.attributes["why"]
+    named = {"module": f"{MODULES}:{build}", "origin": "", "why": why}
+    assert (program.kind, program.attributes) == ("torch-builder", named)
     assert_equal(tensors_of(view), state)
-    assert f"each session builds it by {MODULES}:{build}" in caplog.text
+    assert why.startswith(f"each session builds it by {MODULES}:{build} and loads its weights: the module ")
+    assert why in caplog.text
 
 
 def test_a_module_whose_code_fails_when_it_is_unpickled_has_no_skeleton(

@@ -9,8 +9,9 @@ import pytest
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import Artifact
-from trims.formats.torch.state import builder_of, key_of, metadata_of, select, state_dict, written
+from trims.formats.torch.state import StateDict, builder_of, key_of, metadata_of, select, state_dict, written
 from trims.image.program import EXECUTABLE_KINDS
+from trims.image.state_versions import STATE_VERSIONS, decode_versions
 
 PATH = Path("m.pt")
 
@@ -159,8 +160,23 @@ def test_names_are_strings() -> None:
 
 
 def test_what_was_ignored_is_said_in_the_metadata() -> None:
-    assert metadata_of(["epoch", "lr"]) == {"ignored": "epoch, lr"}
-    assert metadata_of([]) == {}
+    assert metadata_of(["epoch", "lr"], StateDict(), PATH) == {"ignored": "epoch, lr"}
+    assert metadata_of([], StateDict(), PATH) == {}
+
+
+@pytest.mark.parametrize("local", [{"version": (1, 2)}, {"version": b"1"}, {1: 2}, 5])
+def test_versions_that_an_image_cannot_carry_are_refused(local: Any) -> None:
+    tensors = StateDict()
+    tensors._metadata = {"": local}
+    with pytest.raises(ArtifactError, match=r"`_metadata` that images do not carry .*state\._metadata\.clear"):
+        metadata_of([], tensors, PATH)
+
+
+def test_versions_of_modules_stay_with_the_state_dict_that_was_chosen() -> None:
+    inner = StateDict(w=b"1")
+    inner._metadata = {"": {"version": 2}, "norm": {"version": 1, "more": {"a": 1}}}
+    tensors, _ = state_dict({"model": inner, "epoch": 3}, PATH, is_tensor)
+    assert decode_versions(metadata_of([], tensors, PATH)[STATE_VERSIONS]) == inner._metadata
 
 
 def test_a_builder_is_told_with_what_it_is_called_with_and_where_it_may_lie() -> None:

@@ -13,7 +13,7 @@ from trims.formats.torch.tensors import describe, dtype_of
 torch = pytest.importorskip("torch")
 
 
-from trims_client.frameworks.torch import _DTYPES  # noqa: E402
+from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES  # noqa: E402
 
 from trims.core.errors import ArtifactError  # noqa: E402
 from trims.core.layout import DTYPES  # noqa: E402
