@@ -105,6 +105,23 @@ def test_a_command_finds_a_file_and_its_exit_status_in_any_state(
         assert [model.name for model in control.models()] == ["gr--e"]
 
 
+@pytest.mark.parametrize("state", IN_COMMANDS)
+def test_a_program_is_started_from_a_template_as_alone_in_any_state(
+    state: str, serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMS_RUNTIME_DIR", str(serve().config.runtime_dir))
+    program, told = folder / "program.py", folder / "told"
+    code = "import signal, subprocess, sys; status = subprocess.run(['false']).returncode"
+    program.write_text(f"{code}; print(status, signal.getsignal(17), file=open({str(told)!r}, 'a')); sys.exit(3)")
+    bad = [sys.executable, str(SUPPORT / "bad_parent.py"), state, "--", sys.executable]
+    entry = ["-c", "import sys; from trims.cli.entry import main; sys.exit(main())", "exec", sys.executable]
+    for how in ([], entry, entry, entry):
+        told.touch(0o600)
+        assert subprocess.run([*bad, *how, str(program)], check=False).returncode == 3
+    assert len(set(told.read_text().splitlines())) == 1
+    assert len(told.read_text().splitlines()) == 4
+
+
 def test_an_endpoint_and_all_processes_below_start_with_defaults(
     serve_badly: Callable[..., subprocess.Popen[bytes]],
     folder: Path,

@@ -17,6 +17,7 @@ from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
 from trims.memory.shm import check_folder, unopened_segments
 from trims.process.packages import install_words
+from trims.process.system_calls import CALLS, OF_DAEMON, REMEDY, refused_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,13 +44,24 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _environments,
         lambda: _gpu(runtime_dir),
     )
-    found: list[Finding] = []
+    found = list(_system_calls())
+    if any(each.what.startswith("the system call clone3 ") for each in found):
+        return found  # the other examinations start threads
     for examination in examinations:
         try:
             found.extend(examination())
         except (TrimsError, OSError) as error:
             found.append(Finding("bad", str(error)))
     return found
+
+
+def _system_calls() -> Iterator[Finding]:
+    refused = refused_calls()
+    for each in refused:
+        who = "the daemon and the endpoint do" if each.name in OF_DAEMON else "the endpoint does"
+        yield Finding("bad", f"{each}: {who} not start", REMEDY)
+    if not refused:
+        yield Finding("ok", f"system calls: {', '.join(CALLS)}")
 
 
 def _python() -> Iterator[Finding]:

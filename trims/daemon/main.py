@@ -43,6 +43,7 @@ from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
 from trims.memory.shortage import group_limit
+from trims.process.system_calls import OF_DAEMON, require
 from trims.registry.opening import open_registry
 from trims.store.assembly import StoreSettings, build_store
 from trims.store.catalog import Catalog
@@ -406,6 +407,7 @@ def _record(config: Config) -> None:
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
     configure(config.log_level, config.log_format)
+    require(OF_DAEMON)
     for sentence in unknown_variables():
         log.warning("%s", sentence)
     hand_down(config.log_level, config.log_format)

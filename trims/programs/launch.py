@@ -81,7 +81,10 @@ class Launch:
             self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}; start one with `trims serve`")
         if answer["state"] == "observe":
             self._say("this run is observed, and the next one starts from a template")
-            self._observe(program, key, door, answer["token"])
+            try:
+                self._observe(program, key, door, answer["token"])
+            except OSError as error:  # such as a system call that a sandbox refuses
+                self._step_aside(str(error))
         door.close()
         if answer["state"] != "ready":
             self._step_aside(answer["why"])
@@ -309,7 +312,8 @@ def _start_host(fds: list[int]) -> None:
                 os.execv(command[0], command)
         finally:
             os._exit(0)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD: the kernel has waited for it
+        os.waitpid(pid, 0)
 
 
 def _is_open(fd: int) -> bool:

@@ -93,7 +93,9 @@ def _run(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     from trims.core.errors import ConfigError
     from trims.process.packages import install_words
+    from trims.process.system_calls import require
 
+    require()
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
