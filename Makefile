@@ -43,6 +43,13 @@ bench-smoke: env mxnet-env clients-env ## each benchmark once, with tiny sizes; 
 onnx-backend: env ## every model of onnx's backend tests that ONNX Runtime passes: from its own file, and converted
 	$(BIN)/python -m pytest -s -m soak tests/e2e/test_onnx_backend.py $(ARGS)
 
+# torchvision of the release that belongs to constraints.txt's torch. Without dependencies: it would bring another torch.
+ARCHITECTURES := $(CURDIR)/.venv-architectures
+.PHONY: torch-architectures
+torch-architectures: env ## 40 architectures of torchvision and timm: the same at every place as with torch alone
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(ARCHITECTURES) 'torchvision==0.28.*' timm
+	PYTHONPATH=$(ARCHITECTURES) $(BIN)/python -m pytest -m soak tests/e2e/test_torch_architectures.py $(ARGS)
+
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
 LOWEST_TESTS := tests/unit/core tests/unit/manifests tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
   tests/e2e/test_cli.py tests/e2e/test_client_and_daemon.py tests/e2e/test_serving_process.py

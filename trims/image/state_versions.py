@@ -31,7 +31,7 @@ def encode_versions(metadata: Any) -> str:
         text = json.dumps([[json.loads(local), names] for local, names in groups.items()], separators=(",", ":"))
     except (AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    if decode_versions(text) != dict(metadata):
+    if decode_versions(text) != dict(metadata) or not all(isinstance(name, str) for name in metadata):
         raise ValueError("it has other types than those of JSON")
     return text
 

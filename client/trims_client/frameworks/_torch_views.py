@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trims.core.errors import ArtifactError
 from trims.core.layout import DTYPE_BYTES
 from trims.image.state_versions import STATE_VERSIONS, decode_versions
 from trims.image.torch_loading import restride
@@ -44,7 +45,10 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
     found = WithVersions(_views(weights, writable=writable))
     text = weights.view.string(STATE_VERSIONS)
     if text is not None:
-        found._metadata = decode_versions(text)
+        try:
+            found._metadata = decode_versions(text)
+        except ValueError as error:
+            raise ArtifactError(f"the versions of modules in {weights.name!r} cannot be read: {error}") from error
     return found
 
 

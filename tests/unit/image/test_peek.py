@@ -10,7 +10,7 @@ from safetensors_files import FEW, MANY, NAME, a_file, an_image
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.image.index import LENGTH
-from trims.image.peek import CHECK_HERE_BYTES, described_bytes, without_weights
+from trims.image.peek import CHECK_HERE_BYTES, described_bytes, why_of, without_weights
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.tiers import transfer
@@ -43,6 +43,30 @@ def test_an_image_is_as_large_as_what_must_be_parsed_of_it(tmp_path: Path) -> No
             file.truncate(planned.nbytes)
             planned.write(file.fileno())
             assert (described_bytes(file.fileno(), planned.nbytes, "image") > CHECK_HERE_BYTES) is large
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (Program("torch-builder", {"why": "it says so"}, b"body"), "it says so"),
+        (Program("torch-builder"), ""),
+        (None, ""),
+    ],
+)
+def test_why_an_image_is_not_as_others_is_read_from_its_program(
+    program: Program | None, why: str, tmp_path: Path
+) -> None:
+    planned = plan_image([SourceTensor("w", "U8", (100_000,))], program=program)
+    with (tmp_path / "image").open("w+b") as file:
+        file.truncate(planned.nbytes)
+        planned.write(file.fileno())
+        assert why_of(file.fileno(), planned.nbytes) == why
+        if program is not None:
+            file.seek(len(planned.head) + planned.program_offset)
+            file.write(b"\xff" * 8)
+            file.flush()
+        assert why_of(file.fileno(), planned.nbytes) == ""
+        assert why_of(file.fileno(), 3) == ""
 
 
 def test_a_copy_without_weights_has_all_the_rest(tmp_path: Path) -> None:

@@ -59,3 +59,21 @@ def test_an_image_without_a_program_has_none() -> None:
 def test_a_name_like_no_other_is_answered_with_how_many_there_are(image: bytearray) -> None:
     with pytest.raises(TensorNotFoundError, match="no tensor 'zzzzzzzz'; it has 3 tensors"):
         ImageView(memoryview(image)).spec("zzzzzzzz")
+
+
+@pytest.mark.parametrize("text", ["", "plain", 'a "quoted" \\ one', "line\nand \u20ac", '{"json": [1]}'])
+def test_a_string_is_found_without_parsing_the_header(text: str) -> None:
+    made = image_of([tensor('"key":"x"'), tensor("key")], metadata={"other": '"key":"no"', "key": text})
+    view = ImageView(memoryview(made))
+    assert view.string("key") == text
+    assert view.string("other") == '"key":"no"'
+    assert view.string("none") is None
+    assert "header" not in vars(view)
+
+
+def test_a_string_that_ends_too_early_is_an_image_error() -> None:
+    made = image_of([tensor("w")], metadata={"key": "text"})
+    at = made.index(b'"key":"text"') + len(b'"key":"text')
+    made[at : data_start(made)] = b" " * (data_start(made) - at)
+    with pytest.raises(ImageError, match="string 'key' of the header is not readable"):
+        ImageView(memoryview(made)).string("key")
