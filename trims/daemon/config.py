@@ -30,6 +30,7 @@ from trims.sources.hosts import HostPolicy
 from trims.tiers.transfer import default_threads
 from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir, why_too_long
+from trims.wire.keepalive import PING_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,6 +95,8 @@ class Config:
         socket_mode: Permissions of the attach socket. 0600: this user only.
         tenants: The tenants file: who shares the machine, and how much each may hold. None: one user, without limits.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
+        grpc_ping_s: Least seconds between two keepalive pings of a client over gRPC, at the control door and at the
+            endpoint beside the daemon; 0 for any.
         template_capacity_bytes: Memory of the templates that `trims exec` starts programs from. Default: an eighth of
             what memory and control groups allow.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
@@ -144,6 +147,7 @@ class Config:
     socket_mode: int = 0o600
     tenants: Path | None = None
     max_sessions: int = 4096
+    grpc_ping_s: float = PING_S
     template_capacity_bytes: int = field(default_factory=lambda: allowed_bytes() // 8)
     always_hash: bool = False
     trust: str = "identity"
@@ -275,6 +279,13 @@ def _limit_s(value: Any) -> float:
     return seconds
 
 
+def _pause_s(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError("must be seconds from 0 up")
+    return seconds
+
+
 def _mode(value: Any) -> int:
     mode = value if isinstance(value, int) else int(str(value), 8)
     if not 0 <= mode <= 0o777:
@@ -351,6 +362,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "socket_mode": _mode,
     "tenants": lambda value: Path(value).absolute() if str(value) else None,
     "max_sessions": int,
+    "grpc_ping_s": _pause_s,
     "template_capacity_bytes": parse_bytes,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),

@@ -40,6 +40,7 @@ from trims.store.pending_requests import Loaded
 from trims.wire import trims_pb2 as pb
 from trims.wire import trims_pb2_grpc
 from trims.wire.answers import PROTOCOL_VERSION
+from trims.wire.keepalive import PING_S, ping_options
 from trims.wire.messages import MAX_DEADLINE_S
 from trims.wire.status import abort
 
@@ -109,6 +110,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         on_shutdown: Called with `purge` when a request asks the daemon to end.
         transfers: Pulls and pushes.
         waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
+        ping_s: See the setting `grpc_ping_s`.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         on_shutdown: Callable[[bool], None],
         transfers: Transfers,
         waits_for: Callable[[], str] = str,
+        ping_s: float = PING_S,
     ) -> None:
         self._store = store
         self._read = store.read
@@ -142,7 +145,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._on_shutdown = on_shutdown
         self._transfers = transfers
         self._registrations = Registrations(store, registry, transfers)
-        self._waits_for = waits_for
+        self._waits_for, self._ping_s = waits_for, ping_s
         self._started_at_s = time.monotonic()
         self._stopping = False
         #: The last one has the socket of the door's name; earlier ones have lost it and serve who is connected.
@@ -156,7 +159,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     def _publish(self) -> None:
         self._name.clear()
-        options = (("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
+        options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
+        options += ping_options(self._ping_s)
         server = grpc.server(self._pool, options=options)
         trims_pb2_grpc.add_ControlServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         before = os.umask(0o177)  # no other user may connect, not even in the moment before the mode is set

@@ -165,6 +165,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
         command += ["--hide", str(config.segment_dir)]
     command += ["--learned", str(config.state_dir / "learned.json")]
     command += ["--log-level", config.log_level, "--log-format", config.log_format]
+    command += ["--grpc-ping-s", f"{config.grpc_ping_s:g}"]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
     if config.tenants is not None:

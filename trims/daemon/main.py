@@ -226,6 +226,7 @@ class Daemon:
             on_shutdown=self.ask_to_end,
             transfers=Transfers(self.store, self.registry, self.sources),
             waits_for=lambda: self.waits_for,
+            ping_s=config.grpc_ping_s,
         )
 
     def ask_to_end(self, purge: bool = False) -> None:

@@ -48,7 +48,7 @@ class Refused(NamedTuple):
         return f"the system call {self.name} is refused ({self.error}), which is needed {self.needed_for}"
 
 
-#: What allows refused calls.
+#: Remedy for refused calls.
 REMEDY = (
     "have the sandbox around this process allow it: the seccomp profile of a container (Docker 20.10.10 and containerd "
     "1.5.7 allow it by default, else --security-opt seccomp=PROFILE), SystemCallFilter= of a unit"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.logs import FORMS, LEVELS
+from trims.wire.keepalive import PING_S
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.settings import EndpointSettings
@@ -21,14 +22,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command."""
     text = "answer inference requests (Open Inference Protocol) by isolated predictors"
     endpoint = commands.add_parser("endpoint", help=text, description=text)
-    endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    endpoint.add_argument("--port", default="8000", help="for HTTP, 0 for any free one (default: 8000)")
-    endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
-    endpoint.add_argument("--token-file", type=Path, help="file with the bearer token that requests must bring")
-    text = "the daemon's tenants file: each tenant's tokens, models and predictors; needs --token-file"
-    endpoint.add_argument("--tenants", type=Path, help=text)
-    endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
-    endpoint.add_argument("--private-key", type=Path, help="its private key")
+    _add_doors(endpoint)
     endpoint.add_argument("--predictors", type=int, default=16, help="processes that run models at once (default: 16)")
     endpoint.add_argument("--queue", type=int, default=128, help="requests that may wait for one model (default: 128)")
     text = "seconds an idle predictor stays, or lazy for until its slot is needed (default: 300)"
@@ -68,6 +62,20 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_environments(endpoint)
     _add_hidden(endpoint)
     endpoint.set_defaults(run=_run)
+
+
+def _add_doors(endpoint: argparse.ArgumentParser) -> None:
+    """Add the options that say where it is reached, and by whom."""
+    endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    endpoint.add_argument("--port", default="8000", help="for HTTP, 0 for any free one (default: 8000)")
+    endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
+    text = "least seconds between two keepalive pings of a client over gRPC, 0 for any"
+    endpoint.add_argument("--grpc-ping-s", default=f"{PING_S:g}", help=f"{text} (default: {PING_S:g})")
+    endpoint.add_argument("--token-file", type=Path, help="file with the bearer token that requests must bring")
+    text = "the daemon's tenants file: each tenant's tokens, models and predictors; needs --token-file"
+    endpoint.add_argument("--tenants", type=Path, help=text)
+    endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
+    endpoint.add_argument("--private-key", type=Path, help="its private key")
 
 
 def _add_hidden(endpoint: argparse.ArgumentParser) -> None:
@@ -145,6 +153,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         host=options.host,
         port=_port(options.port, "--port"),
         grpc_port=None if options.grpc_port == "none" else _port(options.grpc_port, "--grpc-port", " or none"),
+        grpc_ping_s=_deadline(options.grpc_ping_s, "--grpc-ping-s"),
         token=None if options.token_file is None else read_token(options.token_file),
         tenants=tenants,
         certificate=options.certificate,

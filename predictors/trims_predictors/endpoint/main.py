@@ -209,6 +209,7 @@ async def _start_grpc(settings: EndpointSettings, service: Service, workers: Jso
             private_key=settings.private_key,
             workers=workers,
             access_log=settings.access_log,
+            ping_s=settings.grpc_ping_s,
         )
     except RuntimeError as error:
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError
 from trims.tenants import Tenants
+from trims.wire.keepalive import PING_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ class EndpointSettings:
         host: Address or name to listen on.
         port: For HTTP; 0 for any free one.
         grpc_port: For gRPC; 0 for any free one, None for no gRPC.
+        grpc_ping_s: Least seconds between two keepalive pings of a client over gRPC; 0 for any.
         token: That every request must bring; None only on loopback.
         tenants: Those that have tokens of their own.
         certificate: File for TLS, with the chain.
@@ -46,6 +48,7 @@ class EndpointSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = 8001
+    grpc_ping_s: float = PING_S
     token: str | None = None
     tenants: Tenants = field(default_factory=Tenants)
     certificate: Path | None = None

@@ -85,6 +85,8 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("socket_mode", "1777"),
         ("socket_mode", "-1"),
         ("max_sessions", "0"),
+        ("grpc_ping_s", "-1"),
+        ("grpc_ping_s", "inf"),
         ("always_hash", "sometimes"),
         ("trust", "blind"),
         ("verify", "perhaps"),
@@ -110,7 +112,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "trace": "yes", "trace_level": "System",
-        "tenants": "/t.yaml", "max_sessions": "77", "template_capacity_bytes": "1GiB",
+        "tenants": "/t.yaml", "max_sessions": "77", "grpc_ping_s": "2.5", "template_capacity_bytes": "1GiB",
         "download_capacity_bytes": "1GiB", "fetch_connections": "3", "fetch_bytes_per_s": "1MiB",
         "fetch_patience_s": "9", "allow_hosts": "models.lan, 10.0.0.0/8", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
@@ -124,7 +126,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20,
         1 << 30, 3, 1 << 20, 9.0, ("models.lan", "10.0.0.0/8"), 0o660,
-        Path("/t.yaml"), 77, 1 << 30, True, "verified", "yes", ("--port", "9000"), True, Level.SYSTEM,
+        Path("/t.yaml"), 77, 2.5, 1 << 30, True, "verified", "yes", ("--port", "9000"), True, Level.SYSTEM,
         True, "debug", "json",
     )  # fmt: skip
 

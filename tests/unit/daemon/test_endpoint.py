@@ -130,7 +130,8 @@ def test_it_gets_the_daemons_folder_and_environments_and_its_own_flags(folder: P
     assert given[4:8] == ["--hide", str(config.state_dir), "--hide", str(config.segment_dir)]
     assert given[8:10] == ["--learned", str(config.state_dir / "learned.json")]
     assert given[10:14] == ["--log-level", "info", "--log-format", "text"]
-    assert given[14:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
+    assert given[14:16] == ["--grpc-ping-s", "0.1"]
+    assert given[16:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
 
 
 def test_a_package_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

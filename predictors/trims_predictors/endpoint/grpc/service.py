@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims.logs import about
+from trims.wire.keepalive import PING_S, ping_options
 from trims_predictors.endpoint.extensions import check_repository, check_unload, not_offered
 from trims_predictors.endpoint.generation import wants_parts
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
@@ -222,12 +223,14 @@ async def start_server(
     workers: JsonWorkers | None = None,
     most_connections: int | None = None,
     access_log: bool = False,
+    ping_s: float = PING_S,
 ) -> tuple[grpc.aio.Server, int]:
     """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken.
 
     A connection beyond `most_connections` is closed at once, and its client sees UNAVAILABLE.
     """
     options = [("grpc.max_receive_message_length", most_body_bytes), ("grpc.max_send_message_length", -1)]
+    options += ping_options(ping_s)
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
     if most_connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", most_connections))
