@@ -12,11 +12,16 @@ import subprocess
 from trims.core.errors import ConversionError
 from trims.memory.attach import Attachment
 from trims.process.python import run_module
+from trims.process.system_calls import require
 from trims_client.weights import Weights
 
 
 def load_here(name: str) -> Weights:
-    """Convert a registered model or a file into private memory. Raises ConversionError with the child's message."""
+    """Convert a registered model or a file into private memory.
+
+    Raises ConversionError with the child's message, NotSupportedError if a sandbox refuses a system call.
+    """
+    require({"memfd_create"})
     fd = os.memfd_create("trims-private", os.MFD_CLOEXEC)
     try:
         command = run_module("trims.control.convert", name, str(fd))

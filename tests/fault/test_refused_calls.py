@@ -7,10 +7,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from looking import WAIT_S
+from looking import WAIT_S, wait_until
 from refusing import NUMBERS
 from repository import SUPPORT
+
+from trims.control import admin
+from trims.core.errors import TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +48,38 @@ def test_an_endpoint_does_not_start_and_names_the_call(call: str, error: str, da
     done = run_refused(call, error, "endpoint", "--runtime-dir", str(daemon.config.runtime_dir), "--port", "0")
     assert done.returncode == 1
     assert f"the system call {call} is refused ({error}: " in done.stderr
+
+
+def test_a_daemon_without_an_endpoint_says_which_call_that_lacks(folder: Path) -> None:
+    command = [sys.executable, str(SUPPORT / "refusing.py"), "EPERM", "prctl", "--", sys.executable]
+    command += ["-m", "trims.cli.main", "serve", "--runtime-dir", str(folder / "run"), "--gpus", "none"]
+    command += ["--state-dir", str(folder / "state"), "--endpoint", "auto", "--endpoint-flags", "--port 0"]
+    process = subprocess.Popen(command)
+    wait_until(lambda: "prctl" in endpoint_off(folder / "run"), "the daemon does not say why there is no endpoint")
+    process.terminate()
+    assert process.wait(WAIT_S) == 0
+
+
+def endpoint_off(runtime_dir: Path) -> str:
+    """Return why a daemon has no endpoint; empty if it does not answer yet."""
+    try:
+        with admin(runtime_dir) as daemon:
+            return daemon.status().stats.endpoint_off
+    except TrimsError:
+        return ""
+
+
+@pytest.mark.parametrize(("call", "words"), [("fallocate", ["convert"]), ("flock", ["env", "create", "numpy"])])
+def test_a_command_that_meets_a_refused_call_names_it(call: str, words: list[str], folder: Path) -> None:
+    files = {"convert": [str(model(folder)), "-o", str(folder / "out")], "env": [f"--environments-dir={folder}/e"]}
+    done = run_refused(call, "EPERM", *words, *files[words[0]])
+    assert done.returncode == 1
+    assert f"the system call {call} is refused (EPERM: " in done.stderr
+
+
+def model(folder: Path) -> Path:
+    np.savez(folder / "model.npz", weight=np.arange(3.0))
+    return folder / "model.npz"
 
 
 @pytest.mark.parametrize(("call", "error"), [*REFUSED, ("clone3", "ENOSYS")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 import textwrap
@@ -147,10 +148,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trims.cli.output import plain
 
         sys.stderr.write(f"trims: {plain(str(error))}\n")
+        if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.ENOSYS):
+            _name_refused_calls()
         return 1
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _name_refused_calls() -> None:
+    """Print which system calls a sandbox refuses, behind an error number that may come from one of them."""
+    from trims.process.system_calls import REMEDY, refused_calls
+
+    for each in refused_calls():
+        sys.stderr.write(f"trims: {each}: {REMEDY}\n")
 
 
 def _open_standard_files() -> None:
