@@ -7,14 +7,26 @@ what both have is compared, because pickling leaves caches out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import pickle
 import types
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from trims.formats.torch.mapped import TORCH_DTYPES
+from trims.image.descriptors import lacks_descriptors
+from trims.image.torch_loading import restride
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from trims.image.plan import SourceTensor
 
 #: Attributes of modules whose keys count all hooks of the process.
 _HOOKS = "_hooks"
@@ -33,6 +45,70 @@ def why_other(made: torch.nn.Module, wanted: torch.nn.Module) -> str | None:
         if difference := walk.compare(one, other, where):
             return f"{where.lstrip('.') or 'the module'} {difference}"
     return None
+
+
+class NoSkeletonError(Exception):
+    """Error for a module that cannot be carried as a pickle; the message says why."""
+
+
+@contextlib.contextmanager
+def as_no_skeleton(module: torch.nn.Module) -> Iterator[None]:
+    """Raise NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
+    try:
+        yield
+    except (MemoryError, NoSkeletonError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise
+        raise NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({first_line(error)})") from error
+
+
+class Recorder(pickle.Unpickler):
+    """Unpickler of a skeleton, which records the modules that it names."""
+
+    def __init__(self, body: bytes, tensors: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._tensors = tensors
+        self.modules: set[str] = set()
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        """See `pickle.Unpickler`."""
+        return self._tensors[pid]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler`."""
+        self.modules.add(module)
+        return super().find_class(module, name)
+
+
+def as_sessions(
+    sources: Sequence[SourceTensor],
+    attributes: Mapping[str, Any],
+    own: Mapping[int, torch.Tensor],
+    given: Mapping[str, torch.Tensor] | None,
+) -> list[torch.Tensor]:
+    """Return a skeleton's tensors by their numbers as sessions make them, without memory where none are given.
+
+    Args:
+        sources: Tensors of the image.
+        attributes: Of the skeleton's program.
+        own: Tensors whose values are the module's own, by their numbers.
+        given: The artifact's tensors by name; None for none.
+    """
+    plain = {*attributes["buffers"], *attributes["constants"]}
+    frozen, found = set(attributes["frozen"]), []
+    for number, source in enumerate(sources):
+        if number in own:
+            tensor = own[number].detach()
+        elif given is None:
+            tensor = torch.empty(source.shape, dtype=TORCH_DTYPES[source.dtype], device="meta")
+        else:
+            tensor = given[source.name if source.name in given else source.tied_to or source.name]
+        row_major = tensor.contiguous()
+        found.append(row_major if source.name in plain else torch.nn.Parameter(row_major, source.name not in frozen))
+    restride(found, [source.name for source in sources], attributes.get("strides", {}))
+    return found
 
 
 class _Walk:
@@ -165,3 +241,8 @@ def _same_bits(made: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 def _another(made: Any, wanted: Any) -> str:
     return f"is {made!r:.60} in the image and {wanted!r:.60} when it is loaded"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    return str(error).partition("\n")[0][:500] or type(error).__name__

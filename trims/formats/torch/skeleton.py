@@ -21,7 +21,6 @@ The program's attributes:
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import io
 import logging
@@ -33,19 +32,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import ArtifactError
-from trims.formats.torch.mapped import TORCH_DTYPES
-from trims.formats.torch.proof import why_other
+from trims.formats.torch.proof import NoSkeletonError, Recorder, as_no_skeleton, as_sessions, first_line, why_other
 from trims.formats.torch.state import builder_program
 from trims.formats.torch.tensors import dtype_of, filler
-from trims.image.descriptors import lacks_descriptors
 from trims.image.modules_beside import files_beside
 from trims.image.plan import SourceTensor
 from trims.image.program import Program
 from trims.image.torch_builders import build_module, own_names
-from trims.image.torch_loading import load_copies, own_loading, restride, strides_of
+from trims.image.torch_loading import load_copies, own_loading, strides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from trims.formats.base import Artifact
@@ -162,7 +159,7 @@ def _loaded(
     except Exception as error:
         skeleton.match()  # which may know better what does not fit
         kind = type(module).__name__
-        raise ArtifactError(f"{skeleton.path}: the module {kind} does not load it: {_first_line(error)}") from error
+        raise ArtifactError(f"{skeleton.path}: the module {kind} does not load it: {first_line(error)}") from error
     return module
 
 
@@ -171,23 +168,6 @@ def free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-class NoSkeletonError(Exception):
-    """Error for a module that cannot be carried as a pickle; the message says why."""
-
-
-@contextlib.contextmanager
-def _as_no_skeleton(module: torch.nn.Module) -> Iterator[None]:
-    """Raise NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
-    try:
-        yield
-    except (MemoryError, NoSkeletonError):
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and lacks_descriptors(error):
-            raise
-        raise NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({_first_line(error)})") from error
 
 
 class _Skeleton:
@@ -337,7 +317,7 @@ class _Skeleton:
         if self._renamed:
             raise NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(self._renamed)})")
         body = io.BytesIO()
-        with _as_no_skeleton(self.module):
+        with as_no_skeleton(self.module):
             _Pickler(body, self).dump(self.module)
         return body.getvalue()
 
@@ -346,8 +326,8 @@ class _Skeleton:
 
         Raises NoSkeletonError if it cannot.
         """
-        reader = _Recorder(body, self._tensors())
-        with _as_no_skeleton(self.module):
+        reader = Recorder(body, self._tensors())
+        with as_no_skeleton(self.module):
             reader.load()
         kind = type(self.module)
         beside = sorted(name for name in reader.modules if files_beside(origin, name))
@@ -360,10 +340,15 @@ class _Skeleton:
             "buffers": self._in_image(self._buffers),
             "non_persistent": self._in_image(name for name in self._buffers if name not in self._state),
             "constants": self._constants,
-            "frozen": self._in_image(name for name, tensor in self._state.items() if not tensor.requires_grad),
+            "frozen": self._frozen(),
             "tied": self._tied(),
             **({"strides": strides} if strides else {}),
         }
+
+    def _frozen(self) -> list[str]:
+        """Return the names in the image of tensors without gradients: the module's, and what it leaves over."""
+        left = [name for name, number in self._numbers.items() if name not in self._state and number not in self._own]
+        return self._in_image([*left, *(name for name, each in self._state.items() if not each.requires_grad)])
 
     def _tensors(self) -> dict[int, torch.Tensor]:
         tensors: Iterable[torch.Tensor] = (*self._state.values(), *self._buffers.values())
@@ -387,37 +372,17 @@ class _Skeleton:
             loaded: The module with its values; None: this one, which then takes tensors without memory.
         """
         if given is None and loaded is not None:
-            table: Any = self._tensors()
+            table: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] = self._tensors()
         else:
-            table = self._as_session(attributes, given)
-        with _as_no_skeleton(self.module):
-            made = _Recorder(body, table).load()
+            table = as_sessions(self.sources, attributes, self._own, given)
+        with as_no_skeleton(self.module):
+            made = Recorder(body, table).load()
             if loaded is None:
                 loaded = self.module
                 state = {name: table[self._places[id(tensor)]] for name, tensor in self._state.items()}
                 loaded.load_state_dict(state, assign=True)
         if difference := why_other(made, loaded):
             raise NoSkeletonError(f"of the module {type(self.module).__name__}, {difference}")
-
-    def _as_session(
-        self, attributes: Mapping[str, Any], given: Mapping[str, torch.Tensor] | None
-    ) -> list[torch.Tensor]:
-        """Return the tensors by their numbers as sessions make them, without memory where none are given."""
-        plain = {*attributes["buffers"], *attributes["constants"]}
-        frozen, found = set(attributes["frozen"]), []
-        for number, source in enumerate(self.sources):
-            if number in self._own:
-                tensor = self._own[number].detach()
-            elif given is None:
-                tensor = torch.empty(source.shape, dtype=TORCH_DTYPES[source.dtype], device="meta")
-            else:
-                tensor = given[source.name if source.name in given else source.tied_to or source.name]
-            row_major = tensor.contiguous()
-            found.append(
-                row_major if source.name in plain else torch.nn.Parameter(row_major, source.name not in frozen)
-            )
-        restride(found, [source.name for source in self.sources], attributes.get("strides", {}))
-        return found
 
     def _tied(self) -> list[list[str]]:
         groups = defaultdict(list)
@@ -437,20 +402,6 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-class _Recorder(pickle.Unpickler):
-    def __init__(self, body: bytes, tensors: Mapping[int, torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(body))
-        self._tensors = tensors
-        self.modules: set[str] = set()
-
-    def persistent_load(self, pid: int) -> torch.Tensor:
-        return self._tensors[pid]
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.modules.add(module)
-        return super().find_class(module, name)
-
-
 def _storage_of(tensor: torch.Tensor) -> int:
     """Return the address of a plain tensor's memory; 0 for none."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
@@ -464,10 +415,6 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
         if package not in sys.stdlib_module_names and isinstance(version, str):
             found[package] = str(version)
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:500] or type(error).__name__
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch_ways  # noqa: E402
 from torch_images import IMAGES, WORDS, image_file, state, with_skeleton  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 from trims_client.mapping import dlpack  # noqa: E402
@@ -212,3 +213,17 @@ def test_workspace_is_measured_on_devices_that_torch_measures(shelf: DeviceShelf
         pass
     with pytest.raises(NotSupportedError, match="CUDA"), trims_torch.measured_workspace(shelf.open(path)):
         pass
+
+
+@pytest.mark.parametrize(
+    "kinds", [["Written", "Plain"], ["Followed", "LastFirst"], ["Versioned", "Extra"], ["LastFirst"]]
+)
+def test_a_module_with_a_way_of_its_own_loads_on_a_device_as_alone(
+    kinds: list[str], shelf: DeviceShelf, tmp_path: Path
+) -> None:
+    state = torch_ways.trained(kinds).state_dict()
+    path = image_file(tmp_path, state, module="torch_ways:build", module_args={"kinds": kinds})
+    wanted = torch_ways.loaded(state, kinds)
+    weights = shelf.open(path)
+    torch_ways.assert_alike(trims_torch.module(weights, trust_program=True), wanted)
+    torch_ways.assert_alike(trims_torch.load_into(torch_ways.build(kinds), weights, strict=False).eval(), wanted)

@@ -117,6 +117,13 @@ def test_shared_values_of_a_plain_module_are_not_copied(tmp_path: Path) -> None:
         assert all(each.data_ptr() == state[name].data_ptr() for name, each in found.named_parameters())
 
 
+def test_integers_that_are_left_over_are_no_parameters_with_gradients(tmp_path: Path) -> None:
+    state = torch.nn.Linear(2, 2).state_dict() | {"left.over": torch.arange(3)}
+    how = {"module": "torch.nn:Linear", "module_args": {"in_features": 2, "out_features": 2}, "ignore": ["left.*"]}
+    with Weights.map_file(image_file(tmp_path, state, **how)) as weights:
+        assert torch.equal(trims_torch.module(weights, trust_program=True).weight, state["weight"])
+
+
 def changed(change: Any) -> tuple[Any, Any]:
     one = torch_modules.tied_model()
     other = copy.deepcopy(one)
