@@ -75,9 +75,11 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
     Returns:
         The module as its builder and `load_state_dict` make it: with the same `requires_grad`, with one parameter for
-        tied weights, and with the values of non-persistent buffers. A model at `file` has no skeleton yet, and a
-        module that cannot be pickled has none at any place (`weights.program().kind` is `torch-builder`): the builder
-        is called here, which takes longer.
+        tied weights, with the values of non-persistent buffers, and with the strides that its tensors have
+        (`torch.channels_last`), which takes private copies of these. A model at `file` has no skeleton yet, and a
+        module has none at any place that cannot be pickled, or whose own code gives it other values than its file has
+        (`weights.program().kind` is `torch-builder`): the builder is called here, which takes longer. Code of its own
+        (hooks, `_load_from_state_dict`, extra state) then loads private copies of all weights.
 
     Raises:
         PermissionDeniedError: The image's origin is not trusted.
@@ -213,7 +215,10 @@ def load_into(
     Returns:
         The same module. Parameters that were tied in the module are tied again, and attributes that were views of
         parameters are views of the new ones. With weights on a device all its
-        parameters and buffers lie there.
+        parameters and buffers lie there. Tensors that are not row-major in the module (`torch.channels_last`) keep
+        their strides, as private copies. A module with code of its own that loads state dicts (hooks,
+        `_load_from_state_dict`, extra state) loads private copies of all weights, as with torch alone; built on the
+        meta device it is given the tensors over private pages.
 
     Raises:
         CallerError: Names or shapes do not fit (all of them are listed), `names` gives two tensors one name, or a
