@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PLACES = (CPU, DISK, GPU, Place(TierKind.GPU, 1))
 CONTENTS = tuple(SIZES)
+#: Bytes of memory that images are to leave free.
+_LEFT_BYTES = 10
 _LONG = "/" + "\U0001f600" * 4000
 
 
@@ -197,8 +199,12 @@ class Run:
             world.store.drain()
 
     def _squat(self) -> None:
-        """Other programs take room where the daemon keeps its images, or give it back."""
-        self.choices.one_of(self.world.tiers[:2]).squat(self.choices.one_of((0, 40, 80)))
+        """Other programs take room where the daemon keeps its images, or give it back; a look finds too little left."""
+        tier = self.choices.one_of(self.world.tiers[:2])
+        tier.squat(self.choices.one_of((0, 40, 80)))
+        missing = _LEFT_BYTES - tier.room_bytes()
+        if tier.place is CPU and missing > 0:
+            self.world.store.give_way(missing)
 
     def _between_lives(self) -> None:
         if self.choices.chance(4):

@@ -54,9 +54,10 @@ def test_a_call_outlives_pings_that_a_server_with_a_longer_bound_takes_for_too_m
     least_s: float, call: Callable[[list[tuple[str, int]]], Any]
 ) -> None:
     waiting, ended = call(ping_options(least_s))
-    refused, _ = call(ping_options(300.0))
-    assert refused.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
-    assert "Too many pings" in refused.details() or "too_many_pings" in refused.debug_error_string()
+    for _ in range(2):  # the second one fails at a time at which the first one, and one like it, have failed long ago
+        refused, _ = call(ping_options(300.0))
+        assert refused.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+        assert "Too many pings" in refused.details() or "too_many_pings" in refused.debug_error_string()
     assert not waiting.done()
     ended.set()
     assert waiting.result(WAIT_S) == b"here"
