@@ -23,6 +23,8 @@ PARSE_HERE_BYTES = 256 << 10
 CHECK_HERE_BYTES = 640 << 10
 #: A byte that is only copied costs about this much less than one that is parsed.
 _COPIED_PER_PARSED = 16
+#: Letters that are shown of what a program says.
+_MOST_LETTERS = 2000
 _PROGRAM_LENGTH = struct.Struct("<I")
 
 
@@ -67,7 +69,8 @@ def why_of(fd: int, nbytes: int) -> str:
         head = _program_head(fd, nbytes)
     except ImageError:
         return ""
-    return "" if head is None else str(head.attributes.get(WHY, ""))
+    why = "" if head is None else str(head.attributes.get(WHY, ""))[:_MOST_LETTERS]
+    return "".join(letter if letter.isprintable() else " " for letter in why)  # it may be of an image of others
 
 
 def _program_head(fd: int, nbytes: int) -> Program | None:

@@ -381,8 +381,8 @@ class _Skeleton:
                 loaded = self.module
                 state = {name: table[self._places[id(tensor)]] for name, tensor in self._state.items()}
                 loaded.load_state_dict(state, assign=True)
-        if difference := why_other(made, loaded):
-            raise NoSkeletonError(f"of the module {type(self.module).__name__}, {difference}")
+            if difference := why_other(made, loaded):
+                raise NoSkeletonError(f"of the module {type(self.module).__name__}, {difference}")
 
     def _tied(self) -> list[list[str]]:
         groups = defaultdict(list)

@@ -11,6 +11,7 @@ from format_plugins import PLUGIN
 from trims.formats.base import Artifact
 from trims.formats.conversion.conversion import converter, recipe
 from trims.formats.conversion.environments import Environment
+from trims.formats.torch.state import SKELETON_VERSION
 from trims.testing.converters import write_plugin
 
 
@@ -49,3 +50,9 @@ def test_a_recipe_changes_with_the_folder_and_the_file_of_a_builder(tmp_path: Pa
 def test_without_a_folder_a_builder_leaves_the_recipe_as_it_was() -> None:
     artifact = Artifact("torch", (Path("/x"),), {"module": "installed.package:build"})
     assert "builder" not in recipe(converter("torch"), artifact, Environment())
+
+
+def test_a_recipe_changes_with_what_makes_skeletons_in_whatever_format_the_weights_are() -> None:
+    for name in ("safetensors", "torch"):
+        artifact = Artifact(name, (Path("/x"),), {"module": "installed.package:build"})
+        assert recipe(converter(name), artifact, Environment())["skeleton"] == SKELETON_VERSION
