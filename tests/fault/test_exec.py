@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -558,6 +559,153 @@ def test_an_upgraded_package_is_never_forked_in_its_old_version(programs: Progra
     assert programs.learn(*words).stdout == "22\n"
     ended = programs.run(*words, options=("--why",))
     assert (ended.stdout, FORKED in ended.stderr) == ("22\n", True)
+
+
+class Changes:
+    """Files around a program, whose imports make of them what the program prints.
+
+    Args:
+        environment: With a module `library`, whose code a test writes.
+        home: Folder of the user.
+    """
+
+    def __init__(self, environment: Environment, home: Path) -> None:
+        self.environment, self.home, self.packages = environment, home, environment.packages
+        self.extra = home / "extra"
+        self.extra.mkdir(parents=True)
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def library(self, code: str, name: str = "library.py") -> None:
+        self.write(self.packages / name, code)
+
+    def rewrite_in_place(self) -> None:
+        path = self.packages / "library.py"
+        before = path.stat()
+        path.write_text("VALUE = 2\n")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def zip(self, value: int) -> None:
+        with zipfile.ZipFile(self.home / "more.zip", "w") as archive:
+            archive.writestr("zipped.py", f"VALUE = {value}\n")
+
+    def build(self, value: int) -> None:
+        """Make a shared library anew, under another inode."""
+        source, target = self.home / "lib.c", self.packages / "library.libs" / "libvalue.so"
+        self.write(source, f"int value(void) {{ return {value}; }}")
+        target.parent.mkdir(exist_ok=True)
+        made = target.with_suffix(".new")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+        made.replace(target)
+
+
+_READS = "import os, json; VALUE = {}\n"
+_OPTIONAL = "try:\n    from library import fast\nexcept ImportError:\n    VALUE = 1\nelse:\n    VALUE = fast.VALUE\n"
+_CTYPES = "import ctypes, os\nVALUE = ctypes.CDLL(os.path.dirname(__file__) + '/library.libs/libvalue.so').value()\n"
+_META = "import importlib.metadata as m; VALUE = m.version('library')\n"
+_CUSTOM = "import sys; VALUE = getattr(sys, 'custom', None)\n"
+#: What is there at the first run, and what is changed then; the program prints another value after that.
+STALE: dict[str, tuple[Callable[[Changes], object], Callable[[Changes], object]]] = {
+    "a sitecustomize that is edited": (
+        lambda at: (at.library(_CUSTOM), at.library("import sys; sys.custom = 1", "sitecustomize.py")),
+        lambda at: at.library("import sys; sys.custom = 22", "sitecustomize.py"),
+    ),
+    "a sitecustomize that appears in PYTHONPATH": (
+        lambda at: at.library(_CUSTOM),
+        lambda at: at.write(at.extra / "sitecustomize.py", "import sys; sys.custom = 2"),
+    ),
+    "a module that a path file imports": (
+        lambda at: (
+            at.library(_CUSTOM), at.library("import early", "early.pth"),
+            at.library("import sys; sys.custom = 1", "early.py"),
+        ),
+        lambda at: at.library("import sys; sys.custom = 22", "early.py"),
+    ),
+    "a shared library": (lambda at: (at.library(_CTYPES), at.build(1)), lambda at: at.build(2)),
+    "an optional module of a package that appears": (
+        lambda at: at.library(_OPTIONAL, "library/__init__.py"), lambda at: at.library("VALUE = 2", "library/fast.py"),
+    ),
+    "an optional module of a package that goes": (
+        lambda at: (at.library(_OPTIONAL, "library/__init__.py"), at.library("VALUE = 2", "library/fast.py")),
+        lambda at: (at.packages / "library" / "fast.py").unlink(),
+    ),
+    "an archive on the path": (
+        lambda at: (at.library("from zipped import VALUE"), at.zip(1), at.library(f"{at.home}/more.zip", "more.pth")),
+        lambda at: at.zip(22),
+    ),
+    "the version of a distribution": (
+        lambda at: (at.library(_META), at.library("Name: library\nVersion: 1\n", "library-1.dist-info/METADATA")),
+        lambda at: at.library("Name: library\nVersion: 22\n", "library-1.dist-info/METADATA"),
+    ),
+    "a file in a package": (
+        lambda at: (
+            at.library(_READS.format("json.load(open(os.path.dirname(__file__) + '/data.json'))")),
+            at.library("1", "data.json"),
+        ),
+        lambda at: at.library("2", "data.json"),
+    ),
+    "a file of the user": (
+        lambda at: (
+            at.library(_READS.format("open(os.path.expanduser('~/.config/library')).read()")),
+            at.write(at.home / ".config" / "library", "1"),
+        ),
+        lambda at: at.write(at.home / ".config" / "library", "2"),
+    ),
+    "a file that is looked for": (
+        lambda at: at.library(_READS.format("os.path.exists(os.path.expanduser('~/.libraryrc'))")),
+        lambda at: at.write(at.home / ".libraryrc", ""),
+    ),
+    "the names in a folder": (
+        lambda at: at.library(_READS.format("sorted(os.listdir(os.path.expanduser('~/extra')))")),
+        lambda at: at.write(at.extra / "plugin", ""),
+    ),
+    "an edit of one length whose time was put back": (
+        lambda at: at.library("VALUE = 1\n"), lambda at: at.rewrite_in_place(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STALE)
+def test_what_an_import_depends_on_is_never_used_once_it_has_changed(
+    programs: Programs, environment: Environment, folder: Path, what: str
+) -> None:
+    before, change = STALE[what]
+    changes = Changes(environment, folder / "home")
+    before(changes)
+    programs.env |= {"HOME": str(changes.home), "PYTHONPATH": str(changes.extra), "PYTHONDONTWRITEBYTECODE": "1"}
+    programs.write("script.py", "import library; print(library.VALUE)")
+    words = (environment.python, "script.py")
+    first = programs.learn(*words).stdout
+    assert FORKED in programs.way(*words)
+    change(changes)
+    ended = programs.run(*words, options=("--why",))
+    assert (ended.stdout, FORKED in ended.stderr) == (programs.alone(*words).stdout, False)
+    assert ended.stdout != first
+    wait_until(lambda: programs.templates() == [], "the old template stays")
+    programs.learn(*words)
+    again = programs.run(*words, options=("--why",))
+    assert (again.stdout, FORKED in again.stderr) == (ended.stdout, True)
+
+
+def test_a_relative_file_that_an_import_reads_is_that_of_the_working_folder(
+    programs: Programs, environment: Environment
+) -> None:
+    environment.install("library", "VALUE = open('value').read()\n")
+    script = programs.folder / programs.write("script.py", "import library; print(library.VALUE)")
+    folders = [programs.folder / name for name in ("one", "two")]
+    for path in folders:
+        path.mkdir()
+        (path / "value").write_text(path.name)
+    words = (environment.python, str(script))
+    programs.learn(*words, cwd=folders[0])
+    ended = programs.run(*words, options=("--why",), cwd=folders[1])
+    assert (ended.stdout, FORKED in ended.stderr) == ("two\n", False)
+    programs.await_templates(2)
+    for path in folders:
+        ended = programs.run(*words, options=("--why",), cwd=path)
+        assert (ended.stdout, FORKED in ended.stderr) == (f"{path.name}\n", True)
 
 
 @pytest.mark.parametrize("what", ["a new path file", "a new package", "a changed environment"])

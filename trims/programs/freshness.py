@@ -4,38 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_State = tuple[int, int, int]
+_State = tuple[int, ...]
 #: Granularity of the times of files, in nanoseconds: one that is as young as a look at it may have changed since.
 _COARSE_NS = 20_000_000
+_ABSENT: _State = ()
+#: Behind the name of a mapped file that is another one by now.
+_DELETED = " (deleted)"
 
 
 class Files:
     """Files and folders that a template depends on, as they were.
 
     Args:
-        files: Those of its modules, and others whose change counts.
-        folders: Folders in which a new name counts: those of installed packages.
+        files: Files that were read: each counts by place, length and times, that of its last change of any kind too.
+        listed: Folders whose names were read.
+        looked: Paths that were only looked at: folders among them count by being there.
         since_ns: Time at which the template began to read them, in nanoseconds since 1970.
     """
 
-    def __init__(self, files: Iterable[str], folders: Iterable[str], since_ns: int) -> None:
-        self._states = {path: _state(path) for path in dict.fromkeys([*files, *folders])}
+    def __init__(self, files: Iterable[str], listed: Iterable[str], looked: Iterable[str], since_ns: int) -> None:
+        self._files = {path: _state(path) for path in dict.fromkeys(files)}
+        self._looked = {path: _look(path) for path in dict.fromkeys(looked) if path not in self._files}
+        self._folders = {path: (_state(path), _names(path)) for path in dict.fromkeys(listed)}
         #: File that may have changed while it was read; None if there is none.
-        now_ns = time.time_ns()
-        changed = (path for path, state in self._states.items() if since_ns - _COARSE_NS < state[2] <= now_ns)
-        self.torn = next(changed, None)
+        young = range(since_ns - _COARSE_NS + 1, time.time_ns() + 1)
+        self.torn = next(
+            (path for path, state in self._files.items()
+             if path.endswith(_DELETED) or any(at_ns in young for at_ns in state[3:])),
+            None,
+        )  # fmt: skip
 
     def changed(self) -> str | None:
-        """Return the path of a file that is not what it was; None if all are."""
-        for path, state in self._states.items():
+        """Return the path of a file that is not what it was, or of a folder with other names; None if all are."""
+        for path, state in self._files.items():
             if _state(path) != state:
                 return path
+        for path, state in self._looked.items():
+            if _look(path) != state:
+                return path
+        for path, (state, names) in self._folders.items():
+            now = _state(path)
+            if now != state:
+                if _names(path) != names:
+                    return path
+                self._folders[path] = (now, names)
         return None
 
 
@@ -43,8 +62,26 @@ def _state(path: str) -> _State:
     try:
         status = os.stat(path)
     except OSError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+        return _ABSENT
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _look(path: str) -> _State:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return _ABSENT
+    if stat.S_ISREG(status.st_mode):
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
+
+
+def _names(folder: str) -> frozenset[str] | None:
+    """Return the names in a folder, but for that of compiled code, which an import may put there; None without it."""
+    try:
+        return frozenset(os.listdir(folder)) - {"__pycache__"}
+    except OSError:
+        return None
 
 
 def site_files(prefix: str, folders: Iterable[str]) -> list[str]:

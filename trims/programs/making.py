@@ -105,7 +105,7 @@ class Making:
         assert template is not None
         template.facts = facts
         paths = [*facts["files"], *site_files(facts["prefix"], facts["sites"])]
-        files = Files(paths, facts["sites"], template.since_ns)
+        files = Files(paths, [*facts["listed"], *facts["sites"]], facts["looked"], template.since_ns)
         if files.torn is not None:
             self.close()
             time.sleep(_TORN_PAUSE_S)

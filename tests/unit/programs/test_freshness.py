@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from trims.programs import freshness
 from trims.programs.freshness import Files, shadow, site_files
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ OLD_NS = 1_600_000_000 * 10**9
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """Folder of packages that has rested, with one module."""
+    """Folder of packages that has rested, with one module and one other file."""
     (tmp_path / "packages").mkdir()
-    write(tmp_path / "packages" / "module.py")
+    write(tmp_path / "packages" / "module.py", "x")
+    write(tmp_path / "packages" / "other.txt")
     rest(tmp_path / "packages")
     return tmp_path / "packages"
 
@@ -37,9 +39,10 @@ def rest(path: Path) -> None:
     os.utime(path, ns=(OLD_NS, OLD_NS))
 
 
-def files_of(folder: Path, since_ns: int | None = None) -> Files:
+def files_of(folder: Path, since_ns: int | None = None, looked: list[str] | None = None) -> Files:
     module = str(folder / "module.py")
-    return Files([module, module, f"{folder}/none.py"], [str(folder)], since_ns or time.time_ns())
+    after_all_ns = time.time_ns() + 2 * freshness._COARSE_NS
+    return Files([module, module, f"{folder}/none.py"], [str(folder)], looked or [], since_ns or after_all_ns)
 
 
 def test_files_that_have_rested_are_neither_changed_nor_torn(installed: Path) -> None:
@@ -55,6 +58,11 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another file": (lambda folder: (write(folder / "x"), (folder / "x").replace(folder / "module.py")), "module.py"),
     "a file that was missing": (lambda folder: (write(folder / "none.py"), rest(folder)), "none.py"),
     "a new name": (lambda folder: write(folder / "new.py"), ""),
+    "a name less": (lambda folder: (folder / "other.txt").unlink(), ""),
+    "other text of one length, its time put back": (
+        lambda folder: ((folder / "module.py").write_text("y"), rest(folder / "module.py")), "module.py",
+    ),
+    "no folder": (lambda folder: folder.rename(folder.with_name("away")), "module.py"),
 }  # fmt: skip
 
 
@@ -66,18 +74,42 @@ def test_a_change_is_noticed_by_its_path(installed: Path, what: str) -> None:
     assert files.changed() == str(installed / noticed)
 
 
-@pytest.mark.parametrize(
-    ("ago_s", "since_ago_s", "torn"),
-    [(60, 30, False), (10, 30, True), (30.01, 30, True), (30.1, 30, False), (-60, 30, False)],
-)
+@pytest.mark.parametrize(("after_ms", "torn"), [(-1000, True), (0, True), (19, True), (21, False)])
+@pytest.mark.parametrize("put_back", [False, True])
 def test_a_file_that_is_as_young_as_a_look_at_it_may_be_torn(
-    installed: Path, ago_s: float, since_ago_s: float, torn: bool
+    installed: Path, after_ms: int, torn: bool, put_back: bool
 ) -> None:
-    now_ns = time.time_ns()
-    then_ns = now_ns - int(ago_s * 1e9)
-    os.utime(installed / "module.py", ns=(then_ns, then_ns))
-    files = files_of(installed, now_ns - int(since_ago_s * 1e9))
-    assert files.torn == (str(installed / "module.py") if torn else None)
+    module = installed / "module.py"
+    module.write_text("z")
+    if put_back:
+        rest(module)
+    since_ns = module.stat().st_ctime_ns + after_ms * 1_000_000
+    files = files_of(installed, since_ns)
+    assert files.torn == (str(module) if torn else None)
+    assert files.changed() is None
+
+
+def test_a_library_that_was_replaced_while_it_was_loaded_is_torn(installed: Path) -> None:
+    assert Files([f"{installed}/lib.so (deleted)"], [], [], time.time_ns()).torn == f"{installed}/lib.so (deleted)"
+
+
+def test_what_was_looked_at_counts_by_being_there_and_a_file_by_its_content(installed: Path) -> None:
+    folder, absent = installed / "config", installed / "absent"
+    folder.mkdir()
+    files = files_of(installed, looked=[str(folder), str(absent), str(installed / "other.txt")])
+    write(folder / "new")
+    assert files.changed() is None
+    (installed / "other.txt").write_text("more")
+    assert files.changed() == str(installed / "other.txt")
+    rest(installed / "other.txt")
+    files = files_of(installed, looked=[str(absent)])
+    absent.mkdir()
+    assert files.changed() in (str(absent), str(installed))
+
+
+def test_compiled_code_that_appears_in_a_folder_changes_nothing(installed: Path) -> None:
+    files = files_of(installed)
+    (installed / "__pycache__").mkdir()
     assert files.changed() is None
 
 

@@ -22,6 +22,7 @@ from trims.process import fork_safety
 from trims.process.randomness import installed_reseeders
 from trims.programs.identity import initial_environment
 from trims.programs.inside.observed import MARKS, PLACE, VARIABLE, details, is_within
+from trims.programs.inside.watching import Reads, mapped_files, started_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,7 @@ class Importer:
         self._descriptors = _count("fd")
         self._environment = initial_environment()
         self._set = SetVariables()
+        self._reads: Reads | None = None
         self.reseeders: list[Any] = []
         self.restarting = False
         self.changed: dict[str, str | None] = {}
@@ -87,7 +89,7 @@ class Importer:
         allowed = self._allowed(names, roots, details(notes, PLACE), message["folder"])
         self._ours = set(sys.modules) - self._before
         noted = {*sys.modules, *(name for name in names if allowed[name.partition(".")[0]])}
-        reads = _Reads(frozenset(message["unread"]), self._set)
+        reads = self._reads = Reads(frozenset(message["unread"]), self._set.names, roots)
         arguments, sys.argv = sys.argv, self._arguments
         before, behind = _Before(self._look), _Missing(self._missing)
         sys.meta_path.insert(0, before)
@@ -115,7 +117,7 @@ class Importer:
                 module.argv = arguments
         os.chdir("/")
         self._learned = {name for name in names if allowed[name.partition(".")[0]]}
-        return {**self._imported(failed, roots, allowed), "reads": sorted(reads.names)}
+        return {**self._imported(failed, roots, allowed, reads), "reads": sorted(reads.names)}
 
     def _allowed(
         self, names: list[str], roots: tuple[str, ...], places: dict[str, str], folder: str
@@ -182,8 +184,8 @@ class Importer:
             sys.stderr.flush()
         if self._arguments.read:
             return "it reads the command line when it is imported"
-        if self._set.read:
-            return f"it reads {self._set.read}, which the program itself sets before it imports it"
+        if self._reads is not None and self._reads.given:
+            return f"it reads {self._reads.given}, which the program itself sets before it imports it"
         if os.fstat(self._output).st_size:
             return f"it prints when it is imported: {_begin_of(self._output)!r}"
         if _children():
@@ -209,7 +211,9 @@ class Importer:
         why, self.restarting = fork_safety.try_fork()
         return why
 
-    def _imported(self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool]) -> Message:
+    def _imported(
+        self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool], reads: Reads
+    ) -> Message:
         try:
             self.reseeders = installed_reseeders()
         except NotSupportedError as error:
@@ -224,13 +228,22 @@ class Importer:
         now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
         self.changed = {name: value for name, value in now.items() if value != self._environment.get(name)}
         loaded = {name: module for name, module in list(sys.modules.items()) if name not in self._before}
-        files = (getattr(module, "__file__", None) for module in loaded.values())
+        modules = [*loaded.values(), *(module for name, module in list(sys.modules.items()) if name in self._before)]
+        files = {file for module in modules if isinstance(file := getattr(module, "__file__", None), str)}
+        archives, wanted = started_from()
         tops = {name: _place(module) for name, module in loaded.items() if "." not in name and _on_path(module)}
         return {
             "op": "imported",
             "failed": failed,
             "count": len(loaded),
-            "files": [file for file in files if isinstance(file, str) and os.path.isabs(file) and os.path.exists(file)],
+            "files": sorted(
+                {file for file in files if os.path.isabs(file) and os.path.exists(file)}
+                | archives
+                | reads.opened
+                | mapped_files()
+            ),
+            "listed": sorted(reads.listed),
+            "looked": sorted(reads.looked | wanted),
             "tops": tops,
             "missing": sorted(set(self._missing)),
             "sites": [path for path in sys.path if f"{os.path.realpath(path)}/" in roots],
@@ -276,12 +289,11 @@ class SetVariables:
     Attributes:
         names: All of them.
         native: One that libraries may read when they are loaded, which cannot be seen; empty for none.
-        read: One that an import has read; empty for none.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.native = self.read = ""
+        self.native = ""
 
     def add(self, name: str) -> None:
         """Add one."""
@@ -310,47 +322,6 @@ def _noting_list(name: str) -> Any:
 
 for _name in ("__getitem__", "__iter__", "__len__", "__contains__", "__eq__", "__add__", "__repr__", "index", "copy"):
     setattr(_Arguments, _name, _noting_list(_name))
-
-
-class _Reads:
-    """Notes which variables are read that none should read, and whether the working folder is, until its end.
-
-    Args:
-        unread: Names of the variables.
-        given: Those that the program sets, in which is noted if one is read.
-
-    Attributes:
-        names: Those that were read; empty text for the working folder.
-    """
-
-    def __init__(self, unread: frozenset[str], given: SetVariables) -> None:
-        self.names: set[str] = set()
-        names, self._kept = self.names, (os.getcwd, os.getcwdb)
-
-        class Noting(os._Environ):  # type: ignore[type-arg]
-            def __getitem__(self, name: str) -> str:
-                if name in unread:
-                    names.add(name)
-                if name in given.names:
-                    given.read = given.read or name
-                found: str = super().__getitem__(name)
-                return found
-
-        os.environ.__class__ = Noting
-        os.getcwd, os.getcwdb = (_noting(names, function) for function in self._kept)
-
-    def end(self) -> None:
-        """Note nothing any more."""
-        os.environ.__class__ = os._Environ
-        os.getcwd, os.getcwdb = self._kept
-
-
-def _noting(names: set[str], function: Callable[[], Any]) -> Callable[[], Any]:
-    def noted() -> Any:
-        names.add("")
-        return function()
-
-    return noted
 
 
 class _Missing:
