@@ -366,6 +366,46 @@ def test_a_process_that_connects_for_another_one_and_ends_starts_nothing(program
     wait_until(lambda: not forks_of(template["pid"]), "the fork stays")
 
 
+#: Asks for a signal at the end of its parent, and prints after a line whether that is still the same.
+PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+parent = os.getppid()
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+print(os.getppid() == parent)
+"""
+
+
+@pytest.mark.parametrize("ends", ["more imports", "a changed file", "forget"])
+def test_a_program_that_runs_keeps_its_parent_though_its_template_is_used_no_more(
+    programs: Programs, environment: Environment, ends: str
+) -> None:
+    environment.install("library", "")
+    more = "if len(sys.argv) > 1: import colorsys\n"
+    programs.write("parent.py", f"import library{PARENT}{more}")
+    words = (environment.python, "parent.py")
+    programs.learn(*words, input="\n")
+    process = programs.start(*words, options=("--why",), stdin=subprocess.PIPE)
+    started(process)
+    (template,) = programs.templates()
+    if ends == "more imports":
+        programs.run(*words, "more", input="\n")
+        wait_until(lambda: programs.templates()[0]["pid"] != template["pid"], "the template is not made again")
+    elif ends == "a changed file":
+        environment.install("library", "VALUE = 1")
+        assert FORKED not in programs.way(*words, input="\n")
+    else:
+        subprocess.run(
+            [programs.command(["x"])[0], "exec", "--forget"], env=programs.env, check=True, capture_output=True
+        )
+        wait_until(lambda: programs.templates() == [], "the template stays")
+    assert is_there(template["pid"])
+    out, errors = process.communicate("\n", timeout=DEADLINE_S)
+    assert (out, process.returncode) == ("True\n", 0), errors
+    wait_until(lambda: not is_there(template["pid"]), "the old template stays")
+
+
 def test_a_caller_that_was_stopped_goes_on(waiting: subprocess.Popen[str]) -> None:
     started(waiting)
     waiting.send_signal(signal.SIGSTOP)
@@ -998,7 +1038,7 @@ def test_the_template_that_was_not_used_for_longest_makes_room(folder: Path, ser
         if name == "two":
             assert FORKED in programs.way("python", "one.py")
     assert sorted(Path(each["name"]).name for each in programs.templates()) == ["one.py", "three.py"]
-    programs.run("x", options=("--forget",))
+    subprocess.run([programs.command(["x"])[0], "exec", "--forget"], env=programs.env, check=True, capture_output=True)
     subprocess.run([programs.command(["x"])[0], "exec", "--forget"], env=programs.env, check=True, capture_output=True)
     programs.await_no_process()
 

@@ -3,8 +3,8 @@
 One process for each program and environment, started by `trims exec` beside the first run, so it has the identity of
 its callers. Its session at the daemon's attach door makes the template known; the daemon ends the template by ending
 the session. Callers connect to the host itself, and hold a connection for as long as their program runs. If a caller
-ends first, its program is killed. If the template ends, its programs are handed to the host, which reports how they
-end.
+ends first, its program is killed. A template that is used no more stays the parent of its programs until they have
+ended. If a template is killed, its programs are handed to the host, which reports how they end.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class Host:
         #: The template that is being made, as far as it is watched.
         self._watched: TemplateProcess | None = None
         self._watched_fd = -1
+        #: Templates that fork no more, and have programs that run.
+        self._old: list[TemplateProcess] = []
         self._files: Files | None = None
         self._listener: socket.socket | None = None
         self._starts: dict[int, Start] = {}
@@ -129,8 +131,9 @@ class Host:
                 self._guarded(self._tick)
         finally:
             self._making.close()
-            if self._template is not None:
-                self._template.close()
+            for template in (self._template, *self._old):
+                if template is not None:
+                    template.close()
 
     def _guarded(self, handler: Callable[[], None]) -> None:
         """Carry something out. If it fails, no more programs are started, and those that run have their host still."""
@@ -159,6 +162,9 @@ class Host:
     def _tick(self) -> None:
         """Do what time brings: the end of a first run's imports, of patience, of a template that is not used."""
         now_s = time.monotonic()
+        if now_s - self._asked_s > _FORK_S:
+            for template in [each for each in self._old if each.pending]:
+                self._end_template(template)  # it hangs
         if self._door is None:
             return
         self._making.leave_out_slow(now_s)
@@ -166,7 +172,7 @@ class Host:
             if self._making.coming is None and self._program >= 0:
                 self._making.begin_when_quiet(now_s)
         elif self._template.pending and now_s - self._asked_s > _FORK_S:
-            self._retire()  # it hangs, and holds what its callers have open
+            self._retire(hangs=True)
         elif not self._starts and now_s - self._last_start_s > self._plan["keep_alive_s"]:
             self._retire()
 
@@ -176,8 +182,12 @@ class Host:
         if self._door is not None and self._door.has_ended():
             self._retire()
 
-    def _retire(self) -> None:
-        """Start no more programs; those that run go on."""
+    def _retire(self, *, hangs: bool = False) -> None:
+        """Start no more programs; those that run go on.
+
+        Args:
+            hangs: The template does not answer, and holds what its callers have open: it is killed.
+        """
         if self._door is not None:
             self._unwatch(self._door.sock.fileno())
             self._door.close()
@@ -190,7 +200,10 @@ class Host:
         self._follow()
         template, self._template = self._template, None
         if template is not None:
-            self._drop(template)
+            for start in template.pending:
+                start.verdict = "the template has ended"
+                self._refuse(start)
+            self._drop(template, hangs=hangs)
         while self._waiting:
             self._waiting.popleft()[1].close()
         for start in list(self._starts.values()):
@@ -249,15 +262,28 @@ class Host:
             self._watched_fd = coming.child.socket.fileno()
             self._watch(self._watched_fd, lambda: self._hear_template(coming))
 
-    def _drop(self, template: TemplateProcess) -> None:
-        """End a template; the forks that nothing has heard of yet end with their callers' connections."""
-        self._unwatch(template.child.socket.fileno())
-        for start in template.pending:
-            start.verdict = "the template has ended"
-            self._refuse(start)
-        template.pending.clear()
+    def _drop(self, template: TemplateProcess, *, hangs: bool = False) -> None:
+        """End a template once it has no programs: until then it stays their parent, whose end they may depend on."""
         if self._template is not None:
             self._fork_next(self._template)  # it is the one after this
+        self._old.append(template)
+        if hangs or not self._has_programs(template):
+            self._end_template(template)
+
+    def _has_programs(self, template: TemplateProcess) -> bool:
+        running = any(start.template is template for start in self._by_pid.values())
+        return running or bool(template.pending)
+
+    def _end_old(self) -> None:
+        """End the templates that fork no more and have no programs any more."""
+        for template in [each for each in self._old if not self._has_programs(each)]:
+            self._end_template(template)
+
+    def _end_template(self, template: TemplateProcess) -> None:
+        """Kill a template; the forks that nothing has heard of yet end with their callers' connections."""
+        self._old.remove(template)
+        self._unwatch(template.child.socket.fileno())
+        template.pending.clear()
         template.kill()
         with contextlib.suppress(BlockingIOError, BadMessageError):
             while received := template.receive():
@@ -290,14 +316,17 @@ class Host:
             self._report(message["pid"], {"op": "stopped", "signal": message["signal"]})
         elif op == "ended":
             self._report_end(message["pid"], message["status"])
+            self._end_old()
             if self._door is not None:
                 self._making.learn(message["modules"])
 
     def _lose(self, template: TemplateProcess) -> None:
         if template is self._making.coming:
             self._making.leave_out_last()
+        elif template in self._old:
+            self._end_template(template)
         else:
-            self._retire()
+            self._retire(hangs=True)
 
     def _take(self, facts: Message) -> None:
         """Use the template that has imported in the place of the one before it."""
@@ -427,6 +456,7 @@ class Host:
         if message["op"] == "refused":
             start.verdict = message["why"]
             self._refuse(start)
+            self._end_old()
             return
         start.pid, start.pidfd = message["pid"], fds[0]
         self._by_pid[start.pid] = start
@@ -498,7 +528,8 @@ class Host:
 
     def _reap(self) -> None:
         """Report on programs whose template has ended, and bury what programs have left."""
-        templates = {each.child.pid for each in (self._template, self._making.coming) if each is not None}
+        known = (self._template, self._making.coming, *self._old)
+        templates = {each.child.pid for each in known if each is not None}
         options = os.WEXITED | os.WSTOPPED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
