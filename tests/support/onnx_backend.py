@@ -68,7 +68,7 @@ def cases(kinds: tuple[str, ...] = KINDS) -> Iterator[Case]:
         if each.data_sets is None and each.model_dir is None:
             given = None
         elif each.model_dir is None:
-            given = [(list(inputs), list(outputs)) for inputs, outputs in each.data_sets]
+            given = [(list(map(_array, inputs)), list(map(_array, outputs))) for inputs, outputs in each.data_sets]
         else:
             sets = sorted(Path(each.model_dir).glob("test_data_set*"))
             given = [
@@ -76,6 +76,13 @@ def cases(kinds: tuple[str, ...] = KINDS) -> Iterator[Case]:
                 for path in sets
             ]
         yield Case(each.name, model, given, each.rtol, each.atol)
+
+
+def _array(value: Any) -> Any:
+    """Return a value of a test as ONNX Runtime takes it: some are numbers, and some protobufs."""
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def alone(main: Path) -> Any:
