@@ -47,15 +47,21 @@ def use_utf8() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def favour_none(pid: int) -> None:
+def favour_none(pid: int = 0) -> None:
     """Take from a child what its parent has before other programs: a negative niceness, and protection from the kernel.
 
     A daemon may be the last that the out-of-memory killer takes; one conversion or predictor of many must not be.
+
+    Args:
+        pid: Of the child; 0 for this process, which its parent has not reached where another program started it.
     """
-    with contextlib.suppress(OSError, ValueError):  # it may have ended, or be another user's by now
+    with contextlib.suppress(OSError):  # it may have ended, or be another user's by now
         if os.getpriority(os.PRIO_PROCESS, pid) < 0:
             os.setpriority(os.PRIO_PROCESS, pid, 0)
-        with open(f"/proc/{pid}/oom_score_adj", "r+", encoding="ascii") as score:
-            if int(score.read()) < 0:
-                score.seek(0)
-                score.write("0")
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"/proc/{pid or 'self'}/oom_score_adj", "r+", encoding="ascii") as score,
+    ):
+        if int(score.read()) < 0:
+            score.seek(0)
+            score.write("0")

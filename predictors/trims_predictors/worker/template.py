@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
 from trims.process import fork_safety, messages, subreaper
+from trims.process.inherited import favour_none
 from trims.process.lifeline import depend_on
 from trims.process.randomness import installed_reseeders, reseed
 from trims.trace.children import BEGINS
@@ -79,6 +80,7 @@ class Template:
 
     def serve(self) -> None:
         """Carry out messages and reap predictors until the supervisor lets go."""
+        favour_none()
         own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
         guarding = os.pidfd_open(os.getppid())
         messages.send(self._sock, {"op": "here"}, [own, guarding])
