@@ -65,7 +65,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_doors(endpoint: argparse.ArgumentParser) -> None:
-    """Add the options that say where it is reached, and by whom."""
+    """Add the options that say where it is reached, and by which clients."""
     endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     endpoint.add_argument("--port", default="8000", help="for HTTP, 0 for any free one (default: 8000)")
     endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
