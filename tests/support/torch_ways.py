@@ -133,6 +133,14 @@ class Extra(Plain):
         self.seen = state.clone()
 
 
+class Doubled(Extra):
+    """Doubles its extra state."""
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take the tensor twice."""
+        self.seen = state * 2
+
+
 class LastFirst(nn.Module):  # type: ignore[misc]
     """A convolution whose weight lies channels last, and one that is expanded."""
 
@@ -146,7 +154,7 @@ class LastFirst(nn.Module):  # type: ignore[misc]
 KINDS = {
     kind.__name__: kind
     for kind in (
-        Plain, Scaled, Written, Widened, Turned, Counting, Halved, Renamed, Versioned, Followed, Extra, LastFirst,
+        Plain, Scaled, Written, Widened, Turned, Counting, Halved, Renamed, Versioned, Followed, Extra, Doubled, LastFirst,
     )
 }  # fmt: skip
 

@@ -339,11 +339,16 @@ class _Skeleton:
             "versions": _versions({name.partition(".")[0] for name in reader.modules}),
             "buffers": self._in_image(self._buffers),
             "non_persistent": self._in_image(name for name in self._buffers if name not in self._state),
-            "constants": self._constants,
+            "constants": [*self._constants, *self._in_image(self._extra_states())],
             "frozen": self._frozen(),
             "tied": self._tied(),
             **({"strides": strides} if strides else {}),
         }
+
+    def _extra_states(self) -> list[str]:
+        """Return the names of tensors in the state dict that are no parameters and no buffers."""
+        parameter = torch.nn.Parameter
+        return [name for name, each in self._state.items() if name not in self._buffers and type(each) is not parameter]
 
     def _frozen(self) -> list[str]:
         """Return the names in the image of tensors without gradients: the module's, and what it leaves over."""
@@ -371,10 +376,8 @@ class _Skeleton:
                 already, or that takes each tensor as it is.
             loaded: The module with its values; None: this one, which then takes tensors without memory.
         """
-        if given is None and loaded is not None:
-            table: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] = self._tensors()
-        else:
-            table = as_sessions(self.sources, attributes, self._own, given)
+        own = self._tensors() if given is None and loaded is not None else self._own
+        table = as_sessions(self.sources, attributes, own, given)
         with as_no_skeleton(self.module):
             made = Recorder(body, table).load()
             if loaded is None:

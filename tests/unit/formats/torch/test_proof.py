@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Kinds whose loading changes nothing: they keep their skeletons.
-HARMLESS = {"Plain", "Counting", "Renamed", "Versioned", "LastFirst"}
+HARMLESS = {"Plain", "Counting", "Renamed", "Versioned", "Extra", "LastFirst"}
 PAIRS = list(itertools.combinations(KINDS, 2))
 
 
@@ -122,6 +122,18 @@ def test_integers_that_are_left_over_are_no_parameters_with_gradients(tmp_path: 
     how = {"module": "torch.nn:Linear", "module_args": {"in_features": 2, "out_features": 2}, "ignore": ["left.*"]}
     with Weights.map_file(image_file(tmp_path, state, **how)) as weights:
         assert torch.equal(trims_torch.module(weights, trust_program=True).weight, state["weight"])
+
+
+@pytest.mark.parametrize(
+    "kinds", [["LastFirst", "Plain"], ["Scaled", "Followed"], ["Extra", "Versioned"]], ids="-".join
+)
+def test_a_module_that_was_saved_whole_is_as_torch_unpickles_it(kinds: list[str], tmp_path: Path) -> None:
+    wanted = trained(kinds).eval()
+    if "Extra" in kinds:
+        wanted[0].seen = torch.tensor([5.0, 6.0])
+    with Weights.map_file(image_file(tmp_path, wanted, allow_pickle=True)) as weights:
+        found = trims_torch.module(weights, trust_program=True)
+    assert_alike(found, wanted)
 
 
 def changed(change: Any) -> tuple[Any, Any]:
