@@ -707,6 +707,47 @@ STALE: dict[str, tuple[Callable[[Changes], object], Callable[[Changes], object]]
 }  # fmt: skip
 
 
+#: Writes to a file that it has begun, and waits until there is more in it before it imports something else.
+SLOW = """
+import os, time
+with open({gate!r}, "a") as file: file.write("x")
+while os.path.getsize({gate!r}) == 1: time.sleep(0.01)
+import dis
+"""
+
+
+def test_an_import_that_is_silent_for_long_is_in_the_template(programs: Programs, environment: Environment) -> None:
+    gate = programs.folder / "gate"
+    environment.install("slow", SLOW.format(gate=str(gate)))
+    programs.write("script.py", "import slow, sys; print('dis' in sys.modules, flush=True); sys.stdin.readline()")
+    words = (environment.python, "script.py")
+    process = programs.start(*words, stdin=subprocess.PIPE)
+    # A template is tried in the middle of the import, and imports what the first run has not.
+    wait_until(lambda: gate.exists() and gate.stat().st_size > 1, "no template is tried")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    programs.await_templates()
+    way = programs.way(*words, input="\n")
+    assert (FORKED in way, "without" in way) == (True, False)
+    process.communicate("\n", timeout=DEADLINE_S)
+
+
+def test_a_first_run_that_is_killed_in_an_import_is_completed_by_the_next(
+    programs: Programs, environment: Environment
+) -> None:
+    gate = programs.folder / "gate"
+    environment.install("slow", SLOW.format(gate=str(gate)))
+    programs.write("script.py", "import slow, sys; print('dis' in sys.modules)")
+    words = (environment.python, "script.py")
+    process = programs.start(*words)
+    wait_until(gate.exists, "it does not begin")
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    programs.await_templates()
+    assert "without slow" in programs.way(*words)
+    wait_until(lambda: "without" not in programs.way(*words), "what the next run imports is not learned")
+
+
 @pytest.mark.parametrize("what", STALE)
 def test_what_an_import_depends_on_is_never_used_once_it_has_changed(
     programs: Programs, environment: Environment, folder: Path, what: str

@@ -309,7 +309,8 @@ class Host:
         if op == "imported":
             self._take(message)
         elif op == "spoilt":
-            self._making.leave_out(message["modules"], message["why"])
+            others, runs = message.get("others", []), self._program >= 0
+            self._making.spoilt(message["modules"], message["why"], others, runs=runs)
         elif op in ("forked", "refused"):
             self._forked(template, message, fds)
         elif op == "stopped":

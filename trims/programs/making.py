@@ -60,20 +60,29 @@ class Making:
         self._rounds = 0
         self._renewals = 0
         self._seen = (0, time.monotonic())
+        #: Modules that are left out because they import what no program was seen to import: these.
+        self._otherwise: dict[str, set[str]] = {}
+        #: End of the notes that a try was made of while the first run went on; 0 for a try of all its notes.
+        self._tried = 0
         self._import_until_s = 0.0
 
     def begin(self) -> None:
         """Begin with what the first run has imported until now. Raises UnfitError."""
         self._learned = read_names(self._names)[0]
+        self._tried = 0
         self._begin_template()
 
     def begin_when_quiet(self, now_s: float) -> None:
-        """Begin if the first run has imported something, and nothing more for a while. Raises UnfitError."""
+        """Begin if the first run has imported something, and nothing more for a while.
+
+        It may be in the middle of an import: see `spoilt`. Raises UnfitError.
+        """
         _, end = read_names(self._names, 0)
         if end != self._seen[0]:
             self._seen = (end, now_s)
-        elif end > 0 and now_s - self._seen[1] > _QUIET_S:
+        elif end > self._tried and now_s - self._seen[1] > _QUIET_S:
             self.begin()
+            self._tried = end
 
     def read_first_run(self) -> None:
         """Learn what the first run has imported, now that it has ended. Raises UnfitError."""
@@ -81,10 +90,15 @@ class Making:
 
     def learn(self, modules: Sequence[str]) -> None:
         """Begin once more if programs have imported modules that the template does not know. Raises UnfitError."""
+        self._tried = 0
+        seen = {*self._learned, *modules}
+        as_seen = [name for name, others in self._otherwise.items() if name in modules and others <= seen]
+        for name in as_seen:
+            del self._otherwise[name], self.left_out[name]
         known = {*self._learned, *self.failed}
         others = [name for name in modules if name not in known and not is_within(name, self.left_out)]
         new = [name for name in others if name[0] not in MARKS and name.partition(".")[0] not in self._foreign]
-        if new and self.coming is None and self._renewals < _MOST_RENEWALS:
+        if (new or as_seen) and self.coming is None and self._renewals < _MOST_RENEWALS:
             self._renewals += 1
             self._learned += others
             self._begin_template()
@@ -116,6 +130,22 @@ class Making:
         self.coming = None
         self._rounds = 0
         return template, files
+
+    def spoilt(self, modules: Sequence[str], why: str, others: Sequence[str], *, runs: bool) -> None:
+        """Begin once more, without modules that have spoilt the template. Raises UnfitError.
+
+        Args:
+            modules: Of which one is the culprit.
+            why: For people.
+            others: What the last one imports and the program was not seen to import; empty for another cause.
+            runs: The first run goes on, and may import that yet: then more of its notes are waited for.
+        """
+        if others and runs and self._tried:
+            self.close()
+            return
+        if others:
+            self._otherwise[modules[-1]] = set(others)
+        self.leave_out(modules, why)
 
     def leave_out(self, modules: Sequence[str], why: str) -> None:
         """Begin once more, without modules that have spoilt the template, or killed it. Raises UnfitError."""

@@ -11,6 +11,7 @@ import pytest
 from looking import wait_until
 from programs import Environment
 
+from trims.programs import freshness
 from trims.programs.inside.observed import MEMORY_BYTES, write_name
 from trims.programs.making import Making, UnfitError
 
@@ -41,11 +42,10 @@ class FirstRun:
         self.made: list[TemplateProcess] = []
 
     def install(self, **modules: str) -> None:
-        """Install modules, an hour ago: files that are written while a template is made spoil it."""
+        """Install modules, and wait until they are as old as a template needs: younger ones spoil it."""
         self.environment.install(**modules)
-        hour_ago_s = time.time() - 3600
-        for path in (self.environment.packages, *self.environment.packages.iterdir()):
-            os.utime(path, (hour_ago_s, hour_ago_s))
+        old_ns = time.time_ns() + 2 * freshness._COARSE_NS
+        wait_until(lambda: time.time_ns() > old_ns, "the clock goes on")
 
     def note(self, *modules: str) -> None:
         for name in modules:

@@ -102,11 +102,11 @@ class Importer:
                 self._sought.clear()
                 self._import_one(note, failed)
                 others = sorted((sys.modules.keys() & self._sought) - noted)
-                if others and not self._spoilt:
-                    self._culprits = []
-                    self._spoilt = f"it imports what the program imports in another way: {', '.join(others[:5])}"
                 if self._spoilt:
                     return {"op": "spoilt", "modules": [*self._culprits, note], "why": self._spoilt}
+                if others:
+                    why = f"it imports what the program imports in another way: {', '.join(others[:5])}"
+                    return {"op": "spoilt", "modules": [note], "why": why, "others": others}
         for finder in (before, behind):  # a module may have put one of its own before or behind ours
             sys.meta_path.remove(finder)
         reads.end()

@@ -30,15 +30,12 @@ from trims.process.randomness import reseed
 from trims.programs.inside.ending import Ending
 from trims.programs.inside.importing import Importer
 from trims.programs.inside.main_program import run
-from trims.programs.inside.observed import read_names
+from trims.programs.inside.observed import MEMORY_BYTES, read_names
 from trims.programs.inside.protocol import GO, LONG_BYTES, MOST_DESCRIPTORS, READY
 from trims.programs.inside.surroundings import become, take_descriptors
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
-
-#: Bytes of memory in which a program reports what else it has imported.
-_NEW_NAMES_BYTES = 64 << 10
 
 
 class Fork(BaseException):
@@ -112,7 +109,7 @@ class Template:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
             return
-        memory = mmap.mmap(-1, _NEW_NAMES_BYTES)
+        memory = mmap.mmap(-1, MEMORY_BYTES)
         pid = os.fork()
         if pid == 0:
             raise Fork(fds[0], memory)
