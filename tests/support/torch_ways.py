@@ -154,7 +154,8 @@ class LastFirst(nn.Module):  # type: ignore[misc]
 KINDS = {
     kind.__name__: kind
     for kind in (
-        Plain, Scaled, Written, Widened, Turned, Counting, Halved, Renamed, Versioned, Followed, Extra, Doubled, LastFirst,
+        Plain, Scaled, Written, Widened, Turned, Counting, Halved, Renamed, Versioned, Followed, Extra, Doubled,
+        LastFirst,
     )
 }  # fmt: skip
 
