@@ -52,7 +52,7 @@ def test_without_a_folder_a_builder_leaves_the_recipe_as_it_was() -> None:
     assert "builder" not in recipe(converter("torch"), artifact, Environment())
 
 
-def test_a_recipe_changes_with_what_makes_skeletons_in_whatever_format_the_weights_are() -> None:
+def test_a_recipe_names_the_version_of_skeletons_in_each_format() -> None:
     for name in ("safetensors", "torch"):
         artifact = Artifact(name, (Path("/x"),), {"module": "installed.package:build"})
         assert recipe(converter(name), artifact, Environment())["skeleton"] == SKELETON_VERSION
