@@ -25,7 +25,7 @@ _library: Any = None
 
 
 def _torchvision() -> Any:
-    global _library  # noqa: PLW0603 - the declarations end with their library
+    global _library
     try:
         import torchvision
     except RuntimeError:
