@@ -274,7 +274,7 @@ for op, message in {asked!r}.items():
 
 
 @namespaces
-def test_each_message_of_the_attach_door_from_a_tenants_predictor_reaches_nothing_of_others(
+def test_each_message_of_the_attach_door_from_a_tenants_predictor_reaches_no_other(
     shared: Daemon, folder: Path, checkpoint: Callable[..., Path]
 ) -> None:
     assert _ASKED.keys() == _PARSERS.keys()

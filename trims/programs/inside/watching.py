@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Beginnings of paths of which nothing is watched: what is there is made anew for each process.
+#: Beginnings of paths of which nothing is watched: each process has its own of what is there.
 _MADE = ("/proc/", "/sys/", "/dev/")
 _LISTS = ("os.listdir", "os.scandir")
 _LOOKS = ("stat", "lstat", "access")
