@@ -231,7 +231,7 @@ class ProgramTemplates:
     def _make_room(self, kept: _Known) -> None:
         """End templates until the rest fits: of the principal that takes most, the one that was not used for longest.
 
-        Raises CapacityError if only the new one is left to end: nobody's templates make room for a greater share.
+        Raises CapacityError if only the new one is left to end: no principal's templates make room for a greater share.
         """
         ready = sorted((each for each in self._known.values() if each.address), key=lambda each: each.used_s)
         taken: Counter[tuple[int, str]] = Counter()
