@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from looking import wait_until
@@ -233,7 +233,6 @@ def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:
     def prepare() -> None:
         os.umask(0o027)
         os.nice(3)
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -245,6 +244,69 @@ def test_what_a_process_inherits_is_the_callers(programs: Programs) -> None:
     ended = programs.run("python", name, options=("--why",), **how)
     assert FORKED in ended.stderr
     assert outcome(ended) == outcome(programs.alone("python", name, **how))
+
+
+#: Prints how many threads libraries would compute with; some read that when they are loaded.
+THREADS = """
+import numpy, os, torch
+from threadpoolctl import threadpool_info
+print(sorted((each["internal_api"], each["num_threads"]) for each in threadpool_info()), torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize("what", ["processors", "limits"])
+def test_other_processors_or_limits_have_another_template(programs: Programs, what: str) -> None:
+    import os
+
+    def few() -> None:
+        if what == "processors":
+            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        else:
+            resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, 4 << 20))
+
+    name = programs.write("script.py", THREADS)
+    programs.learn("python", name)
+    ways: dict[str, Any] = {"all": {}, "few": {"preexec_fn": few}}
+    alone = {way: programs.alone("python", name, **how).stdout for way, how in ways.items()}
+    assert OBSERVED in programs.way("python", name, **ways["few"])
+    programs.await_templates(2)
+    for way, how in ways.items():
+        ended = programs.run("python", name, options=("--why",), **how)
+        assert (ended.stdout, FORKED in ended.stderr) == (alone[way], True)
+    assert (alone["all"] == alone["few"]) == (what == "limits" or len(os.sched_getaffinity(0)) == 1)
+
+
+def test_a_program_can_begin_a_session_and_the_first_run_has_no_more_files(programs: Programs) -> None:
+    code = "import os; print(os.setsid() == os.getpid(), os.listdir('/proc/self/fd'))"
+    name = programs.write("script.py", code)
+    alone = programs.alone("python", name).stdout
+    assert programs.learn("python", name).stdout == alone
+    ended = programs.run("python", name, options=("--why",))
+    assert (ended.stdout, FORKED in ended.stderr) == (alone, True)
+
+
+def test_readline_has_the_terminal_of_the_run(programs: Programs) -> None:
+    code = (
+        "import ctypes, readline\n"
+        "library = ctypes.CDLL(readline.__file__)\n"
+        "library.rl_get_termcap.restype = ctypes.c_char_p\n"
+        "print(ctypes.c_char_p.in_dll(library, 'rl_readline_name').value, library.rl_get_termcap(b'ce'))\n"
+    )
+    name = programs.write("script.py", code)
+    for term in ("xterm", "dumb", "vt100"):
+        env = {"TERM": term}
+        if term == "xterm":
+            programs.learn("python", name, env=env)
+        ended = programs.run("python", name, options=("--why",), env=env)
+        assert (ended.stdout, FORKED in ended.stderr) == (programs.alone("python", name, env=env).stdout, True)
+
+
+def test_a_working_folder_that_is_gone_is_said_and_the_program_starts_as_ever(programs: Programs) -> None:
+    gone = programs.folder / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; exec {' '.join(programs.command(['python', '-c', '1'], '--why'))}"
+    ended = programs.alone("sh", "-c", command, cwd=gone)
+    assert (ended.returncode, "no working folder" in ended.stderr) == (0, True)
 
 
 def test_a_template_learns_what_later_runs_import_but_no_second_names(programs: Programs) -> None:

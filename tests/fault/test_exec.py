@@ -57,7 +57,7 @@ if os.fork():
 os.read(reads, 1)
 conn.settimeout(30)
 try:
-    send(conn, {"op": "hello", "key": sys.argv[2], "nonce": "mine"})
+    send(conn, {"op": "hello", "key": sys.argv[2], "nonce": "mine", "leads": True})
     received = receive(conn)
 except OSError:
     received = None
@@ -162,10 +162,12 @@ def test_a_program_goes_on_when_the_daemon_ends(
     waiting: subprocess.Popen[str], programs: Programs, daemon: Daemon
 ) -> None:
     started(waiting)
+    (template,) = programs.templates()
     daemon.ask_to_end(purge=True)
     daemon.stop()
-    wait_until(lambda: not any("inside.template" in line for line in programs.processes().values()), "a template stays")
+    assert is_there(template["pid"]), "it is the parent of the program"
     assert FORKED in ends_with(waiting, 5)
+    wait_until(lambda: not is_there(template["pid"]), "the template stays")
     assert AS_EVER in programs.way("python", "waits.py", input="\n")
     programs.await_no_process()
 
@@ -290,7 +292,7 @@ def test_a_caller_that_says_hello_and_no_more_leaves_nothing(programs: Programs,
     (template,) = programs.templates()
     found = ready(programs, template)
     with caller_of(found) as conn:
-        welcome = asked(conn, {"op": "hello", "key": template["key"], "nonce": "mine"})
+        welcome = asked(conn, {"op": "hello", "key": template["key"], "nonce": "mine", "leads": True})
         assert welcome["proof"] == proof(found["token"], "host", "mine")
         wait_until(lambda: forks_of(template["pid"]), "it has not forked")
         (fork,) = forks_of(template["pid"])
@@ -310,7 +312,7 @@ def test_a_caller_that_means_another_template_is_refused_and_its_fork_ends(progr
     found = ready(programs, template)
     with caller_of(found) as conn:
         key = template["key"] if wrong == "proof" else "0" * 32
-        answer = asked(conn, {"op": "hello", "key": key, "nonce": "mine"})
+        answer = asked(conn, {"op": "hello", "key": key, "nonce": "mine", "leads": True})
         if wrong == "proof":
             plan = {"folder": "/", "proof": proof("0" * 32, "caller", answer["nonce"])}
             answer = asked(conn, plan, [conn.fileno()])

@@ -63,18 +63,21 @@ class Start:
         template: That forks.
         files: Those that it depends on.
         verdict: Why the fork must not be used; empty if it may be, None before that is known.
+        leads: The caller leads its process group, so the fork does.
         pid: Of the fork; 0 before there is one, and after its end.
+        group: Process group of the fork.
         pidfd: Of it.
     """
 
     def __init__(self, conn: socket.socket, caller: PeerProcess) -> None:
         self.conn, self.caller = conn, caller
         self.nonce = secrets.token_hex(16)
+        self.leads = True
         self.plans: socket.socket | None = None
         self.template: TemplateProcess | None = None
         self.files: Files | None = None
         self.verdict: str | None = None
-        self.pid = 0
+        self.pid = self.group = 0
         self.pidfd = -1
         self.gone = False
 
@@ -402,7 +405,7 @@ class Host:
         if identity != self._identity:
             raise LostPeerError("the caller is in another control group, namespace or sandbox, or has other rights")
         proven = proof(self._plan["token"], "host", hello["nonce"])
-        self._last_start_s = time.monotonic()
+        self._last_start_s, start.leads = time.monotonic(), bool(hello["leads"])
         start.template, start.files = template, self._files
         start.plans, forks = messages.pair()
         self._waiting.append((start, forks))
@@ -436,7 +439,7 @@ class Host:
             start, forks = self._waiting.popleft()
             with forks:
                 if not start.gone:
-                    messages.send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+                    messages.send(template.child.socket, {"op": "fork", "leads": start.leads}, [forks.fileno()])
                     template.pending.append(start)
                     self._asked_s = time.monotonic()
 
@@ -459,7 +462,7 @@ class Host:
             self._refuse(start)
             self._end_old()
             return
-        start.pid, start.pidfd = message["pid"], fds[0]
+        start.pid, start.group, start.pidfd = message["pid"], message["group"], fds[0]
         self._by_pid[start.pid] = start
         if start.gone:
             self._kill(start)
@@ -474,7 +477,13 @@ class Host:
             assert start.template is not None
             assert start.template.facts is not None
             made, modules = self._making, start.template.facts["count"]
-            ready = {"op": "ready", "pid": start.pid, "modules": modules, "left_out": made.left_out}
+            ready = {
+                "op": "ready",
+                "pid": start.pid,
+                "group": start.group,
+                "modules": modules,
+                "left_out": made.left_out,
+            }
             self._send(start, {**ready, "failed": made.failed}, [start.pidfd])
 
     def _refuse(self, start: Start) -> None:
@@ -504,7 +513,8 @@ class Host:
         """Kill a program whose caller is gone, and all that it has started in its group."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(start.pidfd, signal.SIGSTOP)  # so that the number stays its own
-            os.killpg(start.pid, signal.SIGKILL)
+            if (group := os.getpgid(start.pid)) in (start.group, start.pid):  # else it has gone to one of others
+                os.killpg(group, signal.SIGKILL)
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(start.pidfd, signal.SIGKILL)
 

@@ -1,7 +1,8 @@
 """Identity of processes: what must be equal for one to run in the place of another, and what can be made equal.
 
 User, groups, capabilities, control group, namespaces, root folder, security label and filters of system calls are what
-a fork of a template has from the template for ever. All else that a process inherits can be set in the fork.
+a fork of a template has from the template for ever. Libraries count processors and read some limits when they are
+loaded, and keep what they have made of that. All else that a process inherits can be set in the fork.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd",
-    "CapAmb",
+    "CapAmb", "Cpus_allowed",
 )  # fmt: skip
+#: Limits that decide how many threads a library starts, and with what memory.
+_LIMITS = ("Max address space", "Max data size", "Max stack size", "Max processes")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "time_for_children", "user", "uts")
 _MOST_LETTERS = 1024
 #: Variables that no import reads, and that differ from one shell, terminal or request to the next.
@@ -45,6 +48,8 @@ def identity_of(pid: int | str = "self") -> str:
     lines = [f"root {root.st_dev} {root.st_ino}"]
     with open(f"/proc/{pid}/status") as file:
         lines += [line.strip() for line in file if line.partition(":")[0] in _FIELDS]
+    with open(f"/proc/{pid}/limits") as file:
+        lines += [line.strip() for line in file if line.startswith(_LIMITS)]
     with open(f"/proc/{pid}/cgroup") as file:
         lines.append(file.read())
     for name in _NAMESPACES:

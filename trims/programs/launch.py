@@ -70,8 +70,8 @@ class Launch:
         """Start the program, and end as it ends. Raises OSError if there is no such command."""
         _restore_locale()
         try:
+            _check_surroundings()
             program = program_of(self._command, os.environ)
-            _check_variables()
             door, key, answer = self._ask(program)
         except NotAProgram as not_one:
             self._step_aside(str(not_one))
@@ -165,17 +165,17 @@ class Launch:
         numbers = _inherited()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            conn, pid, pidfd = self._fork(program, key, found, numbers, blocked)
+            conn, pid, group, pidfd = self._fork(program, key, found, numbers, blocked)
         except (TrimsError, OSError) as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._step_aside(str(error))
         from trims.programs.relay import Relay
 
-        Relay(conn, pid, pidfd, numbers).run()
+        Relay(conn, pid, group, pidfd, numbers).run()
 
     def _fork(
         self, program: Program, key: str, found: Message, numbers: list[int], blocked: set[Any]
-    ) -> tuple[Any, int, int]:
+    ) -> tuple[Any, int, int, int]:
         """Have the template fork the program, and begin it. Raises TrimsError, OSError: it has not begun."""
         if len(numbers) > _MOST_DESCRIPTORS:
             raise OSError(f"{len(numbers)} files are open, and {_MOST_DESCRIPTORS} are the most that can be passed on")
@@ -184,7 +184,8 @@ class Launch:
         if _UCRED.unpack(conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1] != os.geteuid():
             raise OSError("the template is another user's")
         nonce = os.urandom(16).hex()
-        messages.send(conn, {"op": "hello", "key": key, "nonce": nonce})  # which it forks for, meanwhile
+        # For which it forks already, while the rest is prepared here.
+        messages.send(conn, {"op": "hello", "key": key, "nonce": nonce, "leads": os.getpgrp() == os.getpid()})
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = {
@@ -206,7 +207,7 @@ class Launch:
             raise OSError(answer.get("why") or "the template refuses")
         self._say(f"forked from a template with {answer['modules']} modules{_left_out(answer)}")
         _begin(ours)
-        return conn, answer["pid"], fds[0]
+        return conn, answer["pid"], answer["group"], fds[0]
 
 
 def _restore_locale() -> None:
@@ -218,8 +219,12 @@ def _restore_locale() -> None:
         os.environ["LC_CTYPE"] = given
 
 
-def _check_variables() -> None:
-    """Raise NotAProgram for a variable that has the interpreter do what no fork can."""
+def _check_surroundings() -> None:
+    """Raise NotAProgram for a variable that has the interpreter do what no fork can, or if there is no folder."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise NotAProgram(f"there is no working folder: {error.strerror}") from error
     for name in ("PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME"):
         if os.environ.get(name):
             raise NotAProgram(f"{name} is set")

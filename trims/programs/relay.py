@@ -35,13 +35,14 @@ class Relay:
     Args:
         conn: To the host.
         pid: Of the program.
+        group: Process group that it was given.
         pidfd: Of it.
         numbers: Descriptors that the program has, which are closed here: a pipe's end would stay open otherwise.
     """
 
-    def __init__(self, conn: Any, pid: int, pidfd: int, numbers: Sequence[int]) -> None:
+    def __init__(self, conn: Any, pid: int, group: int, pidfd: int, numbers: Sequence[int]) -> None:
         self._conn = conn
-        self._pid = pid
+        self._pid, self._group = pid, group
         self._pidfd = pidfd
         self._error = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 64) if 2 in numbers else -1
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -84,8 +85,9 @@ class Relay:
     def _pass_on(self, number: int, *, whole_group: bool) -> None:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, 0 if whole_group or number == signal.SIGCONT else number)
-            if whole_group or number == signal.SIGCONT:
-                os.killpg(self._pid, number)
+            group = os.getpgid(self._pid)
+            if (whole_group or number == signal.SIGCONT) and group in (self._group, self._pid):
+                os.killpg(group, number)
 
     def _await_unheard(self, waited: set[Any]) -> NoReturn:
         """Wait for the end of a program whose host was killed."""

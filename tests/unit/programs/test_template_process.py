@@ -256,7 +256,7 @@ class Fork:
         try:
             plans, forks = pair()
             with plans, forks:
-                send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+                send(template.child.socket, {"op": "fork", "leads": True}, [forks.fileno()])
                 send(plans, plan, [theirs.fileno(), where, given, taken], long=True)
         finally:
             theirs.close()
@@ -351,7 +351,7 @@ def test_a_fork_whose_plan_cannot_be_read_does_nothing(
     facts_of(template)
     plans, forks = pair()
     with plans, forks:
-        send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+        send(template.child.socket, {"op": "fork", "leads": True}, [forks.fileno()])
         if plan is not None:
             given = [forks.fileno(), forks.fileno()] if plan else []
             send(plans, plan, given)
@@ -370,7 +370,7 @@ def test_a_template_that_ends_before_a_plan_comes_is_seen_to_end(start: Start) -
     plans, forks = pair()
     with plans:
         with forks:
-            send(template.child.socket, {"op": "fork"}, [forks.fileno()])
+            send(template.child.socket, {"op": "fork", "leads": True}, [forks.fileno()])
         forked = received(template)
         assert forked is not None
         os.close(forked[1][0])

@@ -50,7 +50,10 @@ def main(plan: dict[str, Any], load: Callable[[str], Any], before: set[str]) -> 
     run, observed = load("main_program").run, load("observed")
     import mmap
 
+    own = os.dup(plan["names"])  # the number that the mapping's own copy of the descriptor gets
+    os.close(own)
     memory = mmap.mmap(plan["names"], observed.MEMORY_BYTES)
+    os.close(own)
     os.close(plan["names"])
     os.close(plan["boot"])
     for name in sys.modules.keys() - before:

@@ -56,6 +56,9 @@ def become(plan: Mapping[str, Any], environment: Mapping[str, str | None]) -> No
     main_thread: Any = getattr(sys.modules.get("threading"), "_main_thread", None)
     if hasattr(main_thread, "_set_native_id"):  # until 3.13 it keeps the template's
         main_thread._set_native_id()
+    if readline := sys.modules.get("readline"):
+        with contextlib.suppress(OSError, AttributeError):  # it has read the template's TERM
+            ctypes.CDLL(getattr(readline, "__file__", None)).rl_reset_terminal(None)
     if "logging" in sys.modules:  # its records count from here
         now = getattr(time, "time_ns" if sys.version_info >= (3, 13) else "time")()
         sys.modules["logging"]._startTime = now  # type: ignore[attr-defined]

@@ -4,8 +4,8 @@ Standard library only until its first message. Messages on its socket to the hos
 
     {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...]}
                             -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
-    {"op": "fork"} and a socket
-                            -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
+    {"op": "fork", "leads": ...} and a socket
+                            -> {"op": "forked", "pid": ..., "group": ...} and a pidfd, or {"op": "refused", "why": ...}
 
 and without being asked {"op": "ended", "pid": ..., "status": ..., "modules": [...]} and {"op": "stopped", "pid": ...,
 "signal": ...}. The template ends with its socket; its programs do not. A fork is asked for before it is known what it
@@ -98,25 +98,35 @@ class Template:
         if message["op"] == "import":
             messages.send(self._sock, self._importer.run(message), long=True)
         else:
-            self._fork(fds)
+            self._fork(fds, leads=message["leads"])
         return True
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
-    def _fork(self, fds: list[int]) -> None:
+    def _fork(self, fds: list[int], *, leads: bool) -> None:
+        """Fork a program.
+
+        Args:
+            fds: Of its socket to the host.
+            leads: It leads its process group, as its caller does. A leader cannot begin a session of its own.
+        """
         why = self._blocker({*self._known, *fds})
         if why is not None:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
             return
         memory = mmap.mmap(-1, MEMORY_BYTES)
+        group = 0 if leads else _new_group()
         pid = os.fork()
         if pid == 0:
             raise Fork(fds[0], memory)
         messages.close_all(fds)
+        os.setpgid(pid, group)
+        if group:
+            os.waitpid(group, 0)
         self._children[pid] = memory
         pidfd = os.pidfd_open(pid)
-        messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
+        messages.send(self._sock, {"op": "forked", "pid": pid, "group": group or pid}, [pidfd])
         os.close(pidfd)
 
     def _blocker(self, own: set[int]) -> str | None:
@@ -136,7 +146,6 @@ class Template:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for each in (self._sock, *self._wakers):
                 each.close()  # or the template's end could not be seen while this one waits
-            os.setpgid(0, 0)
             with socket.socket(fileno=fork.sock) as sock:
                 received = messages.receive(sock, most_fds=MOST_DESCRIPTORS, long_bytes=LONG_BYTES)
             if received is None:
@@ -175,6 +184,17 @@ class Template:
                 ended = {"op": "ended", "pid": found.si_pid, "status": status, "modules": modules}
                 messages.send(self._sock, ended, long=True)
                 os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+
+
+def _new_group() -> int:
+    """Return a process group whose leader has ended, and is waited for once another process is in it.
+
+    Return 0 where there is no program to make it of.
+    """
+    try:
+        return os.posix_spawn("/bin/true", ["true"], {}, setpgroup=0)
+    except OSError:
+        return 0
 
 
 def main(before: set[str]) -> None:
