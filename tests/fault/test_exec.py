@@ -750,6 +750,21 @@ def test_a_first_run_that_is_killed_in_an_import_is_completed_by_the_next(
     wait_until(lambda: "without" not in programs.way(*words), "what the next run imports is not learned")
 
 
+def test_a_program_whose_imports_take_no_time_starts_as_ever_after_its_first_run(programs: Programs) -> None:
+    programs.write("small.py", "import json; print('program')")
+    by_default = [programs.command(["x"])[0], "exec", "--why", "--", "python", "small.py"]
+    assert OBSERVED in programs.alone(*by_default, env={"PATH": f"{Path(sys.executable).parent}"}).stderr
+
+    def second() -> bool:
+        ended = programs.alone(*by_default, env={"PATH": f"{Path(sys.executable).parent}"})
+        assert ended.stdout == "program\n"
+        assert FORKED not in ended.stderr
+        return "--least-saving" in ended.stderr
+
+    wait_until(second, "the daemon does not know that it is not worth it")
+    wait_until(lambda: programs.templates() == [], "a template stays")
+
+
 @pytest.mark.parametrize("what", STALE)
 def test_what_an_import_depends_on_is_never_used_once_it_has_changed(
     programs: Programs, environment: Environment, folder: Path, what: str

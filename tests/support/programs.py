@@ -61,8 +61,8 @@ class Programs:
         return name
 
     def command(self, words: Sequence[str], *options: str) -> list[str]:
-        """Return the command that starts a program by `trims exec`; `python` is this interpreter."""
-        return [TRIMS, "exec", *options, "--", *_named(words)]
+        """Return the command that starts a program by `trims exec`, however small; `python` is this interpreter."""
+        return [TRIMS, "exec", "--least-saving", "0", *options, "--", *_named(words)]
 
     def alone(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
         """Run a program by itself."""

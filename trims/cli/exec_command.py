@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: Seconds for which a template is kept without being used.
-_KEEP_ALIVE_S = 600.0
+#: Seconds for which a template is kept without being used, and that it must save each start.
+_KEEP_ALIVE_S, _LEAST_SAVING_S = 600.0, 0.01
+#: Options with a number of seconds, and the names of what they set.
+_SECONDS = {"--keep-alive": "keep_alive_s", "--least-saving": "least_saving_s"}
 
 
 def launch(words: Sequence[str]) -> int | None:
@@ -36,7 +38,7 @@ def launch(words: Sequence[str]) -> int | None:
             break
         if word == "--why":
             given["why"] = True
-        elif word in ("--keep-alive", "--ignore", "--runtime-dir") and index < len(words):
+        elif word in (*_SECONDS, "--ignore", "--runtime-dir") and index < len(words):
             if not _take(given, word, words[index]):
                 return None
             index += 1
@@ -67,10 +69,9 @@ def _take(given: dict[str, Any], word: str, value: str) -> bool:
         given["runtime_dir"] = value
     else:
         try:
-            given["keep_alive_s"] = float(value)
+            given[_SECONDS[word]] = _seconds(value)
         except ValueError:
             return False
-        return bool(0 <= given["keep_alive_s"] < float("inf"))
     return True
 
 
@@ -81,6 +82,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--why", action="store_true", help="print whether a template was used, or why not")
     text = f"seconds for which a template that this run makes is kept unused (default: {_KEEP_ALIVE_S:g})"
     parser.add_argument("--keep-alive", type=_seconds, default=_KEEP_ALIVE_S, metavar="SECONDS", help=text)
+    text = (
+        f"seconds that the imports must take; a program whose imports take less starts as ever, without a template "
+        f"(default: {_LEAST_SAVING_S:g})"
+    )
+    parser.add_argument("--least-saving", type=_seconds, default=_LEAST_SAVING_S, metavar="SECONDS", help=text)
     text = "environment variable that no import of the program reads, so that its value does not tell templates apart"
     parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help=text)
     text = "end the template with this name or key, or all, so that the next run is observed again"
@@ -111,7 +117,8 @@ def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise CallerError("no command is given: trims exec -- python app.py")
     how = {"runtime_dir": options.runtime_dir or "", "why": options.why, "ignored": options.ignore}
-    return _start(options.words, {**how, "keep_alive_s": options.keep_alive})
+    seconds = {name: getattr(options, word[2:].replace("-", "_")) for word, name in _SECONDS.items()}
+    return _start(options.words, {**how, **seconds})
 
 
 def _forget(options: argparse.Namespace) -> int:

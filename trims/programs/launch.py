@@ -53,17 +53,18 @@ class Launch:
         runtime_dir: The daemon's; empty for the usual one.
         why: Print to standard error which way was taken.
         keep_alive_s: Seconds for which a template that this start makes is kept without being used.
+        least_saving_s: Seconds that the imports of this run must take for a template to be worth its memory.
         ignored: Names of variables that do not tell templates apart.
     """
 
     def __init__(
         self, command: Sequence[str], *, runtime_dir: str = "", why: bool = False, keep_alive_s: float = 600.0,
-        ignored: Sequence[str] = (),
+        least_saving_s: float = 0.01, ignored: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._command = list(command)
         self._runtime_dir = runtime_dir or default_runtime_dir()
         self._why = why
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._least_saving_s = keep_alive_s, least_saving_s
         self._ignored = ignored
 
     def run(self) -> NoReturn:
@@ -141,6 +142,7 @@ class Launch:
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
             "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
             "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)), "token": token,
+            "least_saving_s": self._least_saving_s,
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])

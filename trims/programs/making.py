@@ -118,6 +118,12 @@ class Making:
         template = self.coming
         assert template is not None
         template.facts = facts
+        if facts["seconds"] < self._plan["least_saving_s"]:
+            self.close()
+            raise UnfitError(
+                f"its imports take {facts['seconds'] * 1000:.1f} ms, and a template is worth its memory from "
+                f"{self._plan['least_saving_s'] * 1000:g} ms on (--least-saving)"
+            )
         paths = [*facts["files"], *site_files(facts["prefix"], facts["sites"])]
         files = Files(paths, [*facts["listed"], *facts["sites"]], facts["looked"], template.since_ns)
         if files.torn is not None:

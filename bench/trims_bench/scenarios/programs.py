@@ -104,7 +104,7 @@ class _Programs:
         return lambda: self.first_line(words)
 
     def by_exec(self, words: Sequence[str], *options: str) -> Callable[[], str]:
-        return lambda: self.first_line([_TRIMS, "exec", *options, "--", *words])
+        return lambda: self.first_line([_TRIMS, "exec", "--least-saving", "0", *options, "--", *words])
 
     def await_template(self) -> None:
         """Wait until the templates that are being made are ready."""
@@ -270,7 +270,7 @@ def memory(setup: Setup) -> Figure:
         programs = _Programs(folder, daemon.runtime_dir)
         words = [sys.executable, programs.write("holds.py", _HOLDS)]
         programs.learn(words)
-        command = [_TRIMS, "exec", "--", *words]
+        command = [_TRIMS, "exec", "--least-saving", "0", "--", *words]
         how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         running = [subprocess.Popen(command, env=programs.env, cwd=folder, **how) for _ in range(8)]  # type: ignore[call-overload]
         for each in running:

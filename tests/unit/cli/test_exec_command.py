@@ -87,7 +87,7 @@ def test_another_form_starts_the_same(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["exec", *words.split()])
-    usual = {"runtime_dir": "", "why": False, "keep_alive_s": 600.0, "ignored": []}
+    usual = {"runtime_dir": "", "why": False, "keep_alive_s": 600.0, "least_saving_s": 0.01, "ignored": []}
     assert started == [(["python", "-c", "pass"], {**usual, **options})]
 
 

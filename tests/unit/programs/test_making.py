@@ -36,7 +36,7 @@ class FirstRun:
         self.plan: dict[str, Any] = {
             "interpreter": str(environment.python), "flags": [], "own": "", "folder": str(folder),
             "environment": {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}, "working_folder": str(folder),
-            "unread": [],
+            "unread": [], "least_saving_s": 0.0,
         }  # fmt: skip
         self.making = Making(self.plan, self.names)
         self.made: list[TemplateProcess] = []

@@ -14,6 +14,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from importlib.machinery import PathFinder, all_suffixes
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ class Importer:
         noted = {*sys.modules, *(name for name in names if allowed[name.partition(".")[0]])}
         reads = self._reads = Reads(frozenset(message["unread"]), self._set.names, roots)
         arguments, sys.argv = sys.argv, self._arguments
+        began_s = time.perf_counter()
         before, behind = _Before(self._look), _Missing(self._missing)
         sys.meta_path.insert(0, before)
         sys.meta_path.append(behind)
@@ -107,6 +109,7 @@ class Importer:
                 if others:
                     why = f"it imports what the program imports in another way: {', '.join(others[:5])}"
                     return {"op": "spoilt", "modules": [note], "why": why, "others": others}
+        seconds = time.perf_counter() - began_s
         for finder in (before, behind):  # a module may have put one of its own before or behind ours
             sys.meta_path.remove(finder)
         reads.end()
@@ -117,7 +120,7 @@ class Importer:
                 module.argv = arguments
         os.chdir("/")
         self._learned = {name for name in names if allowed[name.partition(".")[0]]}
-        return {**self._imported(failed, roots, allowed, reads), "reads": sorted(reads.names)}
+        return {**self._imported(failed, roots, allowed, reads), "reads": sorted(reads.names), "seconds": seconds}
 
     def _allowed(
         self, names: list[str], roots: tuple[str, ...], places: dict[str, str], folder: str
