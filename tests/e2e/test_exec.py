@@ -276,6 +276,15 @@ def test_other_processors_or_limits_have_another_template(programs: Programs, wh
     assert (alone["all"] == alone["few"]) == (what == "limits" or len(os.sched_getaffinity(0)) == 1)
 
 
+def test_a_walk_through_all_variables_needs_no_other_template_and_a_read_one_is_named(programs: Programs) -> None:
+    name = programs.write("script.py", "import tqdm; print('program')")
+    volatile = {"OLDPWD": "/", "SHLVL": "7", "TERM": "other", "TRACEPARENT": "x", "TMUX": "y", "SSH_TTY": "z"}
+    programs.learn("python", name)
+    assert FORKED in programs.way("python", name, env=volatile)
+    assert "another PORT" in programs.way("python", name, env={"PORT": "1"})
+    programs.await_templates(2)
+
+
 def test_a_program_can_begin_a_session_and_the_first_run_has_no_more_files(programs: Programs) -> None:
     code = "import os; print(os.setsid() == os.getpid(), os.listdir('/proc/self/fd'))"
     name = programs.write("script.py", code)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Templates of all users together, those that are being made among them.
 _MOST = 256
+#: Variables that are named as those by which a program has no template yet.
+_MOST_APART = 5
 #: Programs without a template that are remembered, and for how many seconds: the cause may be of the moment.
 _MOST_UNFIT, _UNFIT_S = 1024, 600.0
 
@@ -72,6 +74,7 @@ class _Known:
     session: int
     maker: int
     unread: Mapping[str, str]
+    variables: Mapping[str, str]
     place: _Place
     #: Secret of the daemon, the template's host and its callers, who prove by it that they mean the same template.
     token: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -171,9 +174,26 @@ class ProgramTemplates:
             raise CallerError("a session makes one template")
         if not self._has_place(caller.principal):
             return {"state": "aside", "why": f"the daemon knows {_MOST} templates, as many as it may"}
-        known = _Known(request.key, request.name, connection.number, connection.peer.pid, request.unread, place)
+        apart = self._apart(request, place)
+        known = _Known(
+            request.key, request.name, connection.number, connection.peer.pid, request.unread, request.variables, place
+        )
         self._known[place] = self._by_session[connection.number] = known
-        return {"state": "observe", "token": known.token}
+        return {"state": "observe", "token": known.token, "apart": apart}
+
+    def _apart(self, request: Program, place: _Place) -> list[str]:
+        """Return the variables by which a program has no template yet, of those that tell it from the nearest one."""
+        own = {**request.variables, **dict(zip(self._reads.get(place[0], ()), place[1], strict=False))}
+        found: list[set[str]] = []
+        for each in self._known.values():
+            if each.name == request.name and each.place[0][:2] == place[0][:2]:
+                others = {
+                    **each.variables,
+                    **dict(zip(self._reads.get(each.place[0], ()), each.place[1], strict=False)),
+                }
+                found.append({name for name in {*own, *others} if own.get(name) != others.get(name)})
+        nearest = min(found, key=len, default=set())
+        return [name or "working folder" for name in sorted(nearest)[:_MOST_APART]]
 
     def _has_place(self, principal: tuple[int, str]) -> bool:
         """Return whether one more template may be made; where all places are taken, the one with most gives one up."""

@@ -30,7 +30,8 @@ _MOST_LETTERS = 1024
 UNREAD = frozenset((
     "_", "OLDPWD", "PWD", "SHLVL", "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM",
     "COLUMNS", "LINES", "WINDOWID", "TRACEPARENT", "TRACESTATE", "BAGGAGE", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY",
-    "SSH_AUTH_SOCK", "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "GUNICORN_FD",
+    "SSH_AUTH_SOCK", "TMUX", "TMUX_PANE", "STY",
+    "XDG_SESSION_ID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "GUNICORN_FD",
     "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID",
 ))  # fmt: skip
 
@@ -99,6 +100,16 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
     counted = sorted(item for item in environment.items() if item[0] not in UNREAD and item[0] not in ignored)
     text = repr((parts, identity_of(), counted))
     return _blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def digests(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:
+    """Return a short digest of the value of each variable that counts in `key_of`: which one differs can be told."""
+    counted = environment.keys() - UNREAD - set(ignored)
+    return {
+        name: _blake2b(environment[name].encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        for name in sorted(counted)
+        if name.isprintable()
+    }
 
 
 def unread_values(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:

@@ -23,7 +23,15 @@ from trims.core.errors import TrimsError
 from trims.process import messages
 from trims.programs.command_line import NotAProgram, Program, program_of
 from trims.programs.door import Door
-from trims.programs.identity import UNREAD, initial_environment, interpreter_identity, key_of, proof, unread_values
+from trims.programs.identity import (
+    UNREAD,
+    digests,
+    initial_environment,
+    interpreter_identity,
+    key_of,
+    proof,
+    unread_values,
+)
 from trims.programs.inside.observe import BOOT, OLDEST, SHORT
 from trims.programs.inside.observed import MEMORY_BYTES
 from trims.programs.inside.protocol import GO, LONG_BYTES, READY
@@ -81,7 +89,9 @@ class Launch:
         except OSError as error:
             self._step_aside(f"there is no daemon to ask at {self._runtime_dir}: {error}; start one with `trims serve`")
         if answer["state"] == "observe":
-            self._say("this run is observed, and the next one starts from a template")
+            apart = ", ".join(answer["apart"])
+            since = f" since other templates of it were made with another {apart} (--ignore)" if apart else ""
+            self._say(f"this run is observed{since}, and the next one starts from a template")
             try:
                 self._observe(program, key, door, answer["token"])
             except OSError as error:  # such as a system call that a sandbox refuses
@@ -107,6 +117,7 @@ class Launch:
                     "key": key,
                     "name": _name_of(program),
                     "unread": unread_values(os.environ, self._ignored),
+                    "variables": digests(os.environ, self._ignored),
                 }
             ),
         )

@@ -100,12 +100,14 @@ class Program:
     Attributes:
         name: Of the program, for `trims ps --templates`.
         unread: Variables that tell templates apart only where an import reads one; the working folder under no name.
+        variables: Digests of the other variables' values, to name the one that another template is needed for.
     """
 
     id: int
     key: str
     name: str
     unread: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +199,9 @@ def _parse_open(message: Message, *, prefetch: bool) -> Open:
 
 
 def _parse_program(message: Message) -> Program:
-    only(message, "id", "key", "name", "unread")
-    name = text(message, "name") or ""
-    return Program(number(message, "id"), _key(message), name, _texts(message, "unread"))
+    only(message, "id", "key", "name", "unread", "variables")
+    name, variables = text(message, "name") or "", _texts(message, "variables")
+    return Program(number(message, "id"), _key(message), name, _texts(message, "unread"), variables)
 
 
 def _parse_template(message: Message) -> Template:

@@ -27,12 +27,14 @@ class Table:
         confined: They are in a sandbox.
         tenant: Theirs; empty for the operator.
         tokens: Tokens that the table has given out, in this order.
+        apart: Variables by which the program that was asked for last had no template yet.
     """
 
     def __init__(self) -> None:
         self.ended: list[int] = []
         self.identity, self.confined, self.tenant = "outside", False, ""
         self.tokens: list[str] = []
+        self.apart: list[str] = []
         self.templates = ProgramTemplates(MOST, self._end, self._caller)
 
     def _caller(self, connection: Any) -> Caller:
@@ -54,6 +56,7 @@ class Table:
         answer = self._ask(session, uid, Program(session, key, f"name of {key[0]}", unread))
         assert ("token" in answer) == (answer["state"] != "aside")
         self.tokens += [answer.pop("token")] if "token" in answer else []
+        self.apart = answer.pop("apart", [])
         return answer
 
     def take(self, session: int, key: str = A, uid: int = 1, **facts: Any) -> dict[str, Any]:
@@ -254,8 +257,10 @@ def test_a_tenants_templates_are_not_those_of_the_operator_with_its_user(table: 
 
 def test_what_imports_read_tells_templates_apart(table: Table) -> None:
     table.make(1, unread={"TERM": "x", "LINES": "5"}, reads=["TERM"])
+    assert table.apart == []
     assert table.find(2, TERM="x", LINES="6")["state"] == "ready"
     assert table.find(3, TERM="y", LINES="5") == {"state": "observe"}
+    assert table.apart == ["TERM"]
     assert table.find(4, LINES="5") == {"state": "observe"}
     assert table.find(5, B, TERM="y") == {"state": "observe"}
     table.take(3, reads=["LINES", "TERM"])
