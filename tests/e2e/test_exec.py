@@ -276,7 +276,7 @@ def test_other_processors_or_limits_have_another_template(programs: Programs, wh
     assert (alone["all"] == alone["few"]) == (what == "limits" or len(os.sched_getaffinity(0)) == 1)
 
 
-def test_a_walk_through_all_variables_needs_no_other_template_and_a_read_one_is_named(programs: Programs) -> None:
+def test_a_walk_through_all_variables_needs_no_other_template(programs: Programs) -> None:
     name = programs.write("script.py", "import tqdm; print('program')")
     volatile = {"OLDPWD": "/", "SHLVL": "7", "TERM": "other", "TRACEPARENT": "x", "TMUX": "y", "SSH_TTY": "z"}
     programs.learn("python", name)
