@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 PLACES = ("file", "disk", "cpu")
 TAKEN = [
     ["Scaled", "Versioned"], ["Written", "Followed"], ["Widened", "Extra"], ["Turned", "Halved"],
-    ["Renamed", "LastFirst"], ["Versioned", "Counting"],
+    ["Renamed", "LastFirst"], ["Versioned", "Counting"], ["Plain", "Seeded"],
 ]  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_each_place_gives_what_load_state_dict_gives(
             assert weights.place == place
             ways.assert_alike(trims.torch.module(weights), wanted)
             assert dict(trims.torch.state_dict(weights)._metadata) == dict(state._metadata)
+            assert trims.torch.state_dict(weights).keys() == state.keys()
             ways.assert_alike(trims.torch.load_into(ways.build(kinds), weights).eval(), wanted)
 
 

@@ -117,6 +117,17 @@ def _follow(module: Any, _: Any) -> None:
     module.most = float(module.weight.detach().max())
 
 
+class Seeded(Plain):
+    """Has a buffer that no state dict has, and a number, of random numbers that follow those of its weights."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            super().__init__()
+            self.register_buffer("own", torch.rand(3), persistent=False)
+            self.number = float(torch.rand(1))
+
+
 class Extra(Plain):
     """Has a tensor as extra state."""
 
@@ -156,6 +167,7 @@ KINDS = {
     for kind in (
         Plain, Scaled, Written, Widened, Turned, Counting, Halved, Renamed, Versioned, Followed, Extra, Doubled,
         LastFirst,
+        Seeded,
     )
 }  # fmt: skip
 

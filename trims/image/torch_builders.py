@@ -59,8 +59,13 @@ def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torc
 def _call(call: str, arguments: Mapping[str, Any], what: str, origin: str) -> Any:
     builder = load_name(call, f"{what}: the module builder")
     refuse_others(origin, [call.partition(":")[0]], what)
-    with NoRandomInitialization():
-        return builder(**arguments)
+    state = torch.get_rng_state()
+    try:
+        with NoRandomInitialization(exact=True):
+            return builder(**arguments)
+    except _ValuesNeededError:
+        torch.set_rng_state(state)
+    return builder(**arguments)
 
 
 def own_names(module: torch.nn.Module, names: Collection[str]) -> dict[str, str]:
@@ -99,23 +104,107 @@ def _settings_kept() -> Iterator[None]:
         torch.set_grad_enabled(grad)
 
 
-class NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
-    """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact."""
+class _ValuesNeededError(BaseException):
+    """Raised out of a builder that makes something of random numbers or of its parameters' first values.
 
-    #: By name: libraries put functions of their own in the place of torch's, which call those where no mode looks.
-    _FILLS = frozenset(
-        (
-            "normal_", "uniform_", "erfinv_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_",
-            "xavier_normal_", "trunc_normal_", "orthogonal_",
-        )
-    )  # fmt: skip
+    No `Exception`: a builder that tries several ways would go on.
+    """
+
+
+#: Functions that fill with random numbers. By name: libraries put functions of their own in the place of torch's, which
+#: call those where no mode looks.
+_FILLS = frozenset(
+    (
+        "normal_", "uniform_", "erfinv_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_",
+        "trunc_normal_", "orthogonal_",
+    )
+)  # fmt: skip
+#: Other functions that draw random numbers.
+_DRAWS = frozenset(
+    (
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
+        "bernoulli_", "multinomial", "poisson", "binomial", "random_", "exponential_", "geometric_", "log_normal_",
+        "cauchy_", "dropout", "dropout_", "alpha_dropout", "feature_dropout", "native_dropout", "rrelu", "rrelu_",
+        "gumbel_softmax", "sparse_",
+    )
+)  # fmt: skip
+#: Functions of a tensor that read no element of it, or give the same elements under another shape.
+_VIEWS = frozenset(
+    (
+        "__get__", "__set__", "__getitem__", "__len__", "__hash__", "size", "dim", "ndimension", "numel",
+        "nelement", "stride", "storage_offset", "element_size", "is_contiguous", "is_floating_point", "is_complex",
+        "is_signed", "is_same_size", "is_set_to", "is_shared", "is_pinned", "get_device", "untyped_storage",
+        "data_ptr", "requires_grad_", "register_hook", "detach", "detach_", "view", "view_as", "t", "transpose",
+        "permute", "narrow", "select", "unsqueeze", "squeeze", "expand", "expand_as", "flatten", "unflatten",
+        "chunk", "split", "unbind", "as_strided", "share_memory_", "_is_view", "_has_compatible_shallow_copy_type",
+        "has_names",
+    )
+)  # fmt: skip
+_COPIES = frozenset(
+    ("to", "type", "half", "float", "double", "bfloat16", "clone", "contiguous", "reshape", "cpu", "cuda", "pin_memory")
+)
+_WRITES = frozenset(("fill_", "zero_", "copy_", "constant_", "ones_", "zeros_", "__setitem__"))
+
+
+class NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
+    """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact.
+
+    Args:
+        exact: Nothing but the parameters may have other values for it. Raises `_ValuesNeededError` out of a builder
+            that draws other random numbers, which would be others, or reads a parameter that was not filled.
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        super().__init__()
+        self._exact = exact
+        #: Memory that was not filled, by its identity; kept, so that no other gets its place.
+        self._unfilled: dict[int, Any] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
         given = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
         target = args[0] if args else given.get("tensor")
-        if getattr(func, "__name__", "") in self._FILLS and isinstance(target, torch.nn.Parameter):
-            return target
-        return func(*args, **given)
+        if name in _FILLS:
+            if self._is_parameter(target) and not (self._exact and given.get("generator") is not None):
+                self._skip(target)
+                return target
+            self._need_values()
+        elif name in _DRAWS:
+            self._need_values()
+        touched = [each for each in (*args, *given.values()) if self._is_touched(each)] if self._unfilled else []
+        if not touched or name in _VIEWS or (name in _WRITES and len(touched) == 1 and touched[0] is target):
+            return func(*args, **given)
+        if name not in _COPIES:
+            self._need_values()
+        made = func(*args, **given)
+        if name in _COPIES and isinstance(made, torch.Tensor):
+            self._skip(made)
+        return made
+
+    def _need_values(self) -> None:
+        if self._exact:
+            raise _ValuesNeededError
+
+    def _is_parameter(self, target: Any) -> bool:
+        return isinstance(target, torch.nn.Parameter) or self._is_unfilled(target)
+
+    def _is_touched(self, value: Any) -> bool:
+        """Return whether a function's argument is, or holds, a tensor that was not filled."""
+        if isinstance(value, (tuple, list)):
+            return any(map(self._is_unfilled, value))
+        return self._is_unfilled(value)
+
+    def _is_unfilled(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and _memory_of(value) in self._unfilled
+
+    def _skip(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.strided:
+            self._unfilled[_memory_of(tensor)] = tensor.untyped_storage()
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory of a tensor from all others; 0 for one that has none of the usual kind."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

@@ -18,7 +18,7 @@ from trims.image.torch_loading import (
 )
 from trims_client.frameworks._torch_built import Views
 from trims_client.frameworks._torch_names import assign, does_not_fit, listed, renamed, retie, take_non_persistent
-from trims_client.frameworks._torch_views import WithVersions, device, private_views, state_dict
+from trims_client.frameworks._torch_views import WithVersions, device, image_tensors, private_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -74,7 +74,7 @@ def _views(
     names: Callable[[str], str] | None,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors by the module's names, and private ones for its buffers."""
-    tensors = state_dict(weights, writable=writable)
+    tensors = image_tensors(weights, writable=writable)
     for name in without:
         del tensors[name]
     named = {name: name for name in tensors} if names is None else renamed(weights, tensors, names)
@@ -98,7 +98,7 @@ def _copied(
     names: Callable[[str], str] | None,
 ) -> torch.nn.Module:
     """Load a module that loads in a way of its own, as torch does alone: its memory is private."""
-    tensors = state_dict(weights, writable=True)  # which its code may write to
+    tensors: dict[str, torch.Tensor] = image_tensors(weights, writable=True)  # which its code may write to
     if names is not None:
         tensors = _renamed(tensors, renamed(weights, tensors, names))
     if weights.device is not None:

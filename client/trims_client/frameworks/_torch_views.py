@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
 
 def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.Tensor]:
-    """Return all tensors by name.
+    """Return the artifact's tensors by name.
 
     Args:
         weights: An attached model.
@@ -42,6 +42,15 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
         Elements are in row-major order, also of a tensor that was saved in another, such as `torch.channels_last`. If
         the checkpoint has versions of its modules (`_metadata`), so has the dict.
     """
+    found = image_tensors(weights, writable=writable)
+    program = weights.program()
+    for name in () if program is None else program.attributes.get("added", ()):
+        found.pop(name, None)
+    return found
+
+
+def image_tensors(weights: Weights, *, writable: bool) -> WithVersions:
+    """Return the artifact's tensors, as `state_dict`, and those that are its module's own."""
     found = WithVersions(_views(weights, writable=writable))
     text = weights.view.string(STATE_VERSIONS)
     if text is not None:

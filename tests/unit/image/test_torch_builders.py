@@ -45,6 +45,49 @@ def test_no_module_of_transformers_draws_a_random_number(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Drawn(torch.nn.Module):  # type: ignore[misc]
+    """Module whose buffers and attributes follow from random numbers, or from the first values of its weights."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        values = {
+            "a buffer": lambda: torch.rand(4), "an order": lambda: torch.randperm(4).float(),
+            "a mask": lambda: (self.linear.weight > 0).float(), "a copy": lambda: self.linear.weight.data.clone() * 2,
+            "a norm": lambda: self.linear.weight.norm(dim=0).detach(),
+            "dropped": lambda: torch.nn.functional.dropout(torch.ones(4)),
+        }  # fmt: skip
+        self.register_buffer("own", values[how](), persistent=False)
+        self.number = float(self.own.sum())
+
+
+def drawn(how: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return Drawn(how)
+
+
+@pytest.mark.parametrize("how", ["a buffer", "an order", "a mask", "a copy", "a norm", "dropped"])
+def test_what_follows_from_random_numbers_is_as_the_builder_alone_makes_it(how: str) -> None:
+    built, alone = build_module(f"{__name__}:drawn", {"how": how}, "m"), drawn(how)
+    assert torch.equal(built.own, alone.own)
+    assert built.number == alone.number
+
+
+def layered() -> torch.nn.Module:
+    made = torch.nn.Sequential(
+        torch.nn.Embedding(9, 8, padding_idx=0), torch.nn.TransformerEncoderLayer(8, 2), torch.nn.BatchNorm1d(8)
+    )
+    made[0].weight.data.normal_(0, 0.02)
+    return made.half()
+
+
+def test_usual_layers_are_built_without_a_random_number() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    build_module(f"{__name__}:layered", {}, "m")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_buffers_have_the_values_that_their_module_gives_them() -> None:
     with NoRandomInitialization():
         built = convolutions()

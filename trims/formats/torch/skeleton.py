@@ -182,7 +182,7 @@ class _Skeleton:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.module = module
-        self.sources = list(sources)
+        self.sources, self._published = list(sources), len(sources)
         self.path = path
         self._ignore = tuple(ignore)
         #: Names that hooks of the module give when they load a state dict: loading may do more than rename.
@@ -339,6 +339,8 @@ class _Skeleton:
             "versions": _versions({name.partition(".")[0] for name in reader.modules}),
             "buffers": self._in_image(self._buffers),
             "non_persistent": self._in_image(name for name in self._buffers if name not in self._state),
+            # No state dict has these: the module's own, which were added to the artifact's.
+            "added": sorted(self.sources[number].name for number in self._own if number >= self._published),
             "constants": [*self._constants, *self._in_image(self._extra_states())],
             "frozen": self._frozen(),
             "tied": self._tied(),

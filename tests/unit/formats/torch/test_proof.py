@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Kinds whose loading changes nothing: they keep their skeletons.
-HARMLESS = {"Plain", "Counting", "Renamed", "Versioned", "Extra", "LastFirst"}
+HARMLESS = {"Plain", "Counting", "Renamed", "Versioned", "Extra", "LastFirst", "Seeded"}
 PAIRS = list(itertools.combinations(KINDS, 2))
 
 

@@ -36,6 +36,7 @@ def test_a_skeleton_says_all_that_a_client_must_know(tmp_path: Path) -> None:
         "versions": {"torch": torch.__version__, "trims": trims.__version__},
         "buffers": ["calls", "positions"],
         "non_persistent": ["positions"],
+        "added": ["__constant__.0", "positions"],
         "constants": ["__constant__.0"],
         "frozen": ["calls", "scale"],
         "tied": [["embedding.weight", "out.weight"]],
