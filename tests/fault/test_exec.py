@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -629,6 +630,12 @@ class Changes:
         path.write_text("VALUE = 2\n")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
+    def store(self, order: str) -> None:
+        base = sqlite3.connect(self.home / "base")
+        with base:
+            base.execute(order)
+        base.close()
+
     def zip(self, value: int) -> None:
         with zipfile.ZipFile(self.home / "more.zip", "w") as archive:
             archive.writestr("zipped.py", f"VALUE = {value}\n")
@@ -702,6 +709,43 @@ STALE: dict[str, tuple[Callable[[Changes], object], Callable[[Changes], object]]
     "the names in a folder": (
         lambda at: at.library(_READS.format("sorted(os.listdir(os.path.expanduser('~/extra')))")),
         lambda at: at.write(at.extra / "plugin", ""),
+    ),
+    "a link that is read": (
+        lambda at: (
+            at.library(_READS.format("os.readlink(os.path.expanduser('~/current'))")),
+            (at.home / "current").symlink_to("1"),
+        ),
+        lambda at: ((at.home / "current").unlink(), (at.home / "current").symlink_to("2")),
+    ),
+    "a link to nothing that appears": (
+        lambda at: at.library(_READS.format("os.path.lexists(os.path.expanduser('~/current'))")),
+        lambda at: (at.home / "current").symlink_to("nowhere"),
+    ),
+    "a file that is opened beside an open folder": (
+        lambda at: (
+            at.library(
+                "import os; folder = os.open(os.path.expanduser('~/extra'), 0); file = os.open('g', 0, dir_fd=folder)\n"
+                "VALUE = os.read(file, 9); os.close(file); os.close(folder)\n"
+            ),
+            at.write(at.extra / "g", "1"),
+        ),
+        lambda at: at.write(at.extra / "g", "2"),
+    ),
+    "a database": (
+        lambda at: (
+            at.library(
+                "import os, sqlite3; base = sqlite3.connect(os.path.expanduser('~/base'))\n"
+                "VALUE = base.execute('SELECT * FROM t').fetchall(); base.close()\n"
+            ),
+            at.store("CREATE TABLE t (a)"),
+        ),
+        lambda at: at.store("INSERT INTO t VALUES (2)"),
+    ),
+    "an attribute of a file": (
+        lambda at: (
+            at.library(_READS.format("os.listxattr(os.path.expanduser('~/extra/g'))")), at.write(at.extra / "g", "1"),
+        ),
+        lambda at: os.setxattr(at.extra / "g", "user.more", b"1"),
     ),
     "an edit of one length whose time was put back": (
         lambda at: at.library("VALUE = 1\n"), lambda at: at.rewrite_in_place(),

@@ -67,13 +67,19 @@ def _state(path: str) -> _State:
 
 
 def _look(path: str) -> _State:
+    """Return the state of a path that was looked at: of what lies there, and of what a link leads to."""
     try:
-        status = os.stat(path)
+        there = os.lstat(path)
     except OSError:
         return _ABSENT
+    own = (there.st_dev, there.st_ino, stat.S_IFMT(there.st_mode))
+    try:
+        status = os.stat(path) if stat.S_ISLNK(there.st_mode) else there
+    except OSError:
+        return own
     if stat.S_ISREG(status.st_mode):
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
+        return (*own, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return (*own, status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
 
 
 def _names(folder: str) -> frozenset[str] | None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 #: Beginnings of paths of which nothing is watched: each process has its own of what is there.
 _MADE = ("/proc/", "/sys/", "/dev/")
 _LISTS = ("os.listdir", "os.scandir")
-_LOOKS = ("stat", "lstat", "access")
+_LOOKS = ("stat", "lstat", "access", "readlink")
+#: Audit events of other calls that read what belongs to a path, which is their first argument.
+_OTHERS = ("os.getxattr", "os.listxattr")
+_SQLITE, _SQLITE_LOG = "sqlite3.connect", "-wal"
 _CUSTOM = ("sitecustomize", "usercustomize")
 
 
@@ -48,7 +51,7 @@ class Reads:
         self._written: set[str] = set()
         self._unread, self._set, self._roots = unread, given, roots
         self._iterations: list[_Iteration] = []
-        self._kept = {name: getattr(os, name) for name in ("getcwd", "getcwdb", *_LOOKS)}
+        self._kept = {name: getattr(os, name) for name in ("getcwd", "getcwdb", "open", *_LOOKS)}
         self._on = True
         reads = self
 
@@ -73,8 +76,8 @@ class Reads:
         os.environ.__class__ = Noting
         for name in ("getcwd", "getcwdb"):
             setattr(os, name, self._noting_folder(self._kept[name]))
-        for name in _LOOKS:
-            setattr(os, name, self._noting_look(self._kept[name]))
+        for name in ("open", *_LOOKS):
+            setattr(os, name, self._noting_path(name, self._kept[name]))
         sys.addaudithook(self._hear)
 
     def end(self) -> None:
@@ -104,10 +107,13 @@ class Reads:
 
         return noted
 
-    def _noting_look(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_path(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of `os` that notes the path it is called with; an open is seen by its event, too."""
+
         def noted(path: Any, *more: Any, **options: Any) -> Any:
-            if self._on and options.get("dir_fd") is None:
-                self._note(path, self.looked)
+            folder = options.get("dir_fd")
+            if self._on and (name != "open" or folder is not None):
+                self._note(path, self.opened if name == "open" else self.looked, folder=folder)
             return function(path, *more, **options)
 
         for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
@@ -124,11 +130,26 @@ class Reads:
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
             if not (isinstance(path, str) and path.endswith(".pyc") and "__pycache__" in path):  # its source counts
                 self._note(path, self.opened if is_read else self._written)
+        elif event in _OTHERS:
+            self._note(what[0], self.looked)
+        elif event == _SQLITE and isinstance(what[0], (str, bytes)):
+            self._note(what[0], self.opened)
+            self._note(os.fsdecode(what[0]) + _SQLITE_LOG, self.looked)
         elif event in _LISTS:
             by_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
             self._note("." if what[0] is None else what[0], self.listed, within=self._roots if by_import else None)
 
-    def _note(self, path: Any, noted: set[str], *, within: tuple[str, ...] | None = None) -> None:
+    def _note(
+        self, path: Any, noted: set[str], *, within: tuple[str, ...] | None = None, folder: int | None = None
+    ) -> None:
+        """Note a path.
+
+        Args:
+            path: As it was given; a relative one is the working folder's, which counts then, too.
+            noted: Where to.
+            within: Folders of which one must have it; None for any.
+            folder: Descriptor of the folder that a relative path is in; None for the working folder.
+        """
         try:
             if isinstance(path, int):
                 return
@@ -136,8 +157,12 @@ class Reads:
             if not text.startswith("/"):
                 if within is not None:
                     return
-                self.names.add("")
-                text = os.path.join(self._kept["getcwd"](), text)
+                if folder is None:
+                    self.names.add("")
+                    base = self._kept["getcwd"]()
+                else:
+                    base = self._kept["readlink"](f"/proc/self/fd/{folder}")
+                text = os.path.join(base, text)
             if text.startswith(_MADE) or (within is not None and not f"{os.path.normpath(text)}/".startswith(within)):
                 return
             noted.add(os.path.normpath(text))
