@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 #: Replicas that are copied while the lock is held once: a fraction of a millisecond.
 _PIECE = 256
 
+#: Images whose programs were looked into.
+_MOST_WHY = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
@@ -184,6 +187,8 @@ class ReadModel:
         self._resolver = resolver
         self._counters = counters
         self._clock = clock
+        #: Reason that an image's program gives, by its key: read once, since a look must not bring files to memory.
+        self._why: dict[str, str] = {}
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
@@ -208,14 +213,18 @@ class ReadModel:
 
     def _with_reason(self, view: ReplicaView) -> ReplicaView:
         """Add to a replica's history why its image is not what its converter makes of other models, if it is not."""
-        extent = self._runner.sealed.get(view.id)
-        if extent is None or extent.fd < 0:
-            return view
-        try:
-            with extent.reader() as fd:
-                why = why_of(fd, extent.nbytes)
-        except (DrainingError, OSError):  # it has just gone
-            return view
+        why, extent = self._why.get(view.id.key), self._runner.sealed.get(view.id)
+        if why is None:
+            if extent is None or extent.fd < 0:
+                return view
+            try:
+                with extent.reader() as fd:
+                    why = why_of(fd, extent.nbytes)
+            except (DrainingError, OSError):  # it has just gone
+                return view
+            while len(self._why) >= _MOST_WHY:
+                self._why.pop(next(iter(self._why)), None)
+            self._why[view.id.key] = why
         return replace(view, story=(*view.story, why)) if why else view
 
     def replica(self, key: str, place: Place) -> ReplicaView | None:
