@@ -502,7 +502,8 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
     rests = [False]
     monkeypatch.setattr(daemon.store._opens._resolver._digests, "rest_s", lambda _: -1.0 if rests[0] else 0.05)
     written = file_digests.identity_of(model)  # a write in the same tick of the clock leaves it as it is
-    monkeypatch.setattr(file_digests, "identity_of", lambda _: written)
+    for module in (file_digests, hashing):
+        monkeypatch.setattr(module, "identity_of", lambda _: written)
     for module in (resolver, plans):
         monkeypatch.setattr(module, "identities_of", lambda _: (written,))
 

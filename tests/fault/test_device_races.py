@@ -24,6 +24,7 @@ from trims.keeper.client import KeeperConnection
 from trims.store import device_leases
 from trims.wire.frames import encode
 from trims.wire.messages import Open
+from trims.wire.peer import PeerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,12 +129,12 @@ def test_a_process_that_cannot_be_watched_is_granted_nothing_that_must_outlive_i
     """Clients from another process-id namespace show as process 0. No other client notices."""
     daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
 
-    def refuses(pid: int) -> int:
+    def refuses(*_: object) -> int:
         raise OSError(22, "Invalid argument")
 
     with connect(daemon.config.runtime_dir) as session:
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pidfd_open", refuses)
+            patched.setattr(PeerProcess, "take", refuses)
             with pytest.raises(NotSupportedError, match=r"--pid=host.*vmm"):
                 session.open_file(path, place="gpu")
         assert not leases(daemon)

@@ -292,6 +292,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.feed(PlaceLost, place=place, reason="its keeper has ended")
         assert not any(lease[1] == place for lease in self.leases.values()), "a lease for nothing"
 
+    @precondition(lambda self: self.residency is not None)
     @rule(place=PLACES, missing_bytes=st.integers(1, 60))
     def memory_is_short(self, place: Place, missing_bytes: int) -> None:
         self.feed(MemoryShort, place=place, missing_bytes=missing_bytes)
