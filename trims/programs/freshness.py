@@ -72,11 +72,15 @@ def _look(path: str) -> _State:
         there = os.lstat(path)
     except OSError:
         return _ABSENT
-    own = (there.st_dev, there.st_ino, stat.S_IFMT(there.st_mode))
-    try:
-        status = os.stat(path) if stat.S_ISLNK(there.st_mode) else there
-    except OSError:
-        return own
+    own: _State = (there.st_dev, there.st_ino, stat.S_IFMT(there.st_mode))
+    if not stat.S_ISLNK(there.st_mode):
+        status = there
+    else:
+        own = (*own, there.st_mtime_ns, there.st_ctime_ns)  # one made again may get the old number
+        try:
+            status = os.stat(path)
+        except OSError:
+            return own
     if stat.S_ISREG(status.st_mode):
         return (*own, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return (*own, status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
