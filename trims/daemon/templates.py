@@ -8,6 +8,7 @@ nor make a template of what runs outside. Used in the attach door's thread.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import time
@@ -107,13 +108,21 @@ def caller_of(connection: Connection) -> Caller:
                 )
             identity = identity_of(peer.pid)
             process.check()
+    except TrimsError:  # some of which are errors of the system, too
+        raise
     except PermissionError as error:
         if peer.uid == os.geteuid():  # and hides, which a process of this user does not without a reason
             raise PermissionDeniedError(f"process {peer.pid} cannot be looked at: {error}") from error
         return Caller(peer.uid, tenant, f"user {peer.uid}")
     except OSError as error:
         raise PermissionDeniedError(f"programs are started only for processes that the daemon sees: {error}") from error
-    return Caller(peer.uid, tenant, identity, _bounds(identity) != _bounds(identity_of()))
+    return Caller(peer.uid, tenant, identity, _bounds(identity) != _own_bounds())
+
+
+@functools.cache
+def _own_bounds() -> list[str]:
+    """Return what binds the daemon, which is so for its whole life."""
+    return _bounds(identity_of())
 
 
 def _bounds(identity: str) -> list[str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trims.core.errors import CallerError, CapacityError
+from trims.core.errors import CallerError, CapacityError, PermissionDeniedError
 from trims.daemon import templates as module
-from trims.daemon.templates import Caller, ProgramTemplates
+from trims.daemon.templates import Caller, ProgramTemplates, caller_of
 from trims.wire.answers import raise_if_error
 from trims.wire.messages import Forget, Program, Template, Templates
+from trims.wire.peer import Peer
 
 A, B = "a" * 32, "b" * 32
 MOST = 1000
@@ -335,3 +338,16 @@ def test_a_template_is_known_as_long_as_its_session(table: Table) -> None:
     table.make(3)
     table.templates.session_ended(1)
     assert table.find(4) == {"state": "ready", "address": "address 3"}
+
+
+@pytest.mark.parametrize("other_user", [0, 1])
+def test_a_client_in_another_mount_namespace_is_refused_whatever_its_user(
+    monkeypatch: pytest.MonkeyPatch, other_user: int
+) -> None:
+    monkeypatch.setattr(module, "mounts", lambda pid="self": f"mnt:[{pid}]")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peer = Peer(os.getpid(), os.geteuid() + other_user, os.getegid())
+        connection: Any = SimpleNamespace(sock=ours, peer=peer, tenant=None, began_at_s=time.time())
+        with pytest.raises(PermissionDeniedError):
+            caller_of(connection)
