@@ -155,6 +155,8 @@ $(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
 	@cd $(CLIENTS_VENV) && apt-get download bubblewrap >/dev/null 2>&1 \
 	  && dpkg-deb --fsys-tarfile bubblewrap_*.deb | tar -x ./usr/bin/bwrap && mv usr/bin/bwrap bin/ \
 	  && rm -r usr bubblewrap_*.deb || echo "bubblewrap cannot be fetched here; without it namespaces are not tested"
+	@npm install --silent --no-audit --no-fund --prefix $(CLIENTS_VENV)/node azurite@3.37.0 \
+	  || echo "Azurite cannot be installed here (it needs npm); tests of Azure's signatures are left out"
 	@$(CLIENTS_VENV)/bin/python tools/fetch_perf_analyzer.py $(CLIENTS_VENV)/perf_analyzer \
 	  || echo "perf_analyzer cannot be fetched here; its tests are left out"
 	@touch $@

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
@@ -156,6 +157,14 @@ class Bucket(ABC):
                 files.append(RemoteFile(key[below:], file.nbytes, file.version, file.checksums))
         return sorted(files, key=lambda file: file.name)
 
+    def remove(self, key: str) -> None:
+        """Remove an object, if it is there. Raises as `Opened.fill`."""
+        with self.errors(key):
+            place = self.signed("DELETE", key)
+            answer = self.http.request("DELETE", place.url, secret=place.headers, follow=False)
+            if answer.status != HTTPStatus.NOT_FOUND:
+                check_status(answer, self.address(key))
+
     def address(self, key: str) -> str:
         """Return the address of an object."""
         return f"{self.scheme}://{self.name}/{key}"
@@ -166,7 +175,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def signed(self, method: str, key: str) -> Location:
-        """Return where an object can be asked for by `GET` or `HEAD`, signed if the bucket is not public."""
+        """Return where an object can be asked for by `GET`, `HEAD` or `DELETE`, signed if the bucket is not public."""
 
     @abstractmethod
     def checksums(self, headers: Mapping[str, str]) -> dict[str, str]:

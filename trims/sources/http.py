@@ -119,7 +119,7 @@ class Http:
         """Return the answer to a request, whatever its status.
 
         Args:
-            method: `GET` or `HEAD`.
+            method: `GET`, `HEAD` or `DELETE`.
             url: `http:` or `https:`.
             headers: Sent to each server on the way.
             secret: Sent to the origin of `url` only.

@@ -216,8 +216,7 @@ def _checked(bucket: Bucket, key: str, nbytes: int, digest: int, etag: str | Non
 def _remove(bucket: Bucket, key: str) -> str:
     """Remove an object that is not what was sent. Return what became of it."""
     try:
-        with bucket.errors(key):
-            obstore.delete(bucket.store, key)
+        bucket.remove(key)
     except TrimsError as error:
         return f"they are still there, as they could not be removed: {error}"
     return "they were removed"

@@ -117,7 +117,6 @@ class S3Bucket(Bucket):
         """Return a store that only writes addresses, for requests that it cannot sign, and the one that is used."""
         options: dict[str, Any] = {
             "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
-            "disable_bulk_delete": True,  # one object at a time, which every store understands
             "region": self.region,
             "client_options": client_options(endpoint, environment),
             "retry_config": retries(),

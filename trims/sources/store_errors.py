@@ -38,7 +38,14 @@ _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _OTHER_REGION = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 #: Codes of refusals, some of which come with status 400.
 _REFUSALS = frozenset(
-    {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "RequestTimeTooSkewed"}
+    {
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidAuthenticationInfo",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "RequestTimeTooSkewed",
+    }
 )
 #: Words in texts about credentials that could not be had, from services of the machine or from files.
 _NO_CREDENTIALS = ("token request", "service account", "credential", "Generating SAS keys")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from awscrt import checksums
 from object_stub import object_stub, read_whole, settings
 
 from trims.core.errors import ArtifactNotFoundError, ConfigError, SourceRefusedError
-from trims.sources.objects import ObjectSource
+from trims.sources.objects import ObjectSource, open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +69,32 @@ def test_an_object_is_looked_at_and_read_at_signed_addresses(stub: Stub) -> None
     assert stub.seen == [f"HEAD {PATH}", f"GET {PATH}"]
     assert stub.asked[0].query["X-Goog-Signature"] != stub.asked[1].query["X-Goog-Signature"]
     assert stub.asked[1].headers["if-match"] == '"one"'
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_a_signed_address_has_a_signature_that_the_key_made(method: str) -> None:
+    own = settings(GOOGLE_SERVICE_ACCOUNT_KEY=service_account())
+    bucket, found = open_bucket(own, "gs", "gs://bucket/be rt/ü+a=&.bin")
+    with closing(bucket.http):
+        check_signature(method, bucket.signed(method, found.key).url)
+
+
+def check_signature(method: str, url: str) -> None:
+    """Check a signed address as https://cloud.google.com/storage/docs/authentication/signatures describes it."""
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import padding
+
+    parts = urlsplit(url)
+    query, _, signature = parts.query.partition("&X-Goog-Signature=")
+    fields = dict(parse_qsl(query))
+    canonical = (
+        f"{method}\n{parts.path}\n{'&'.join(sorted(query.split('&')))}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+    )
+    scope = fields["X-Goog-Credential"].partition("/")[2]
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    signed = f"GOOG4-RSA-SHA256\n{fields['X-Goog-Date']}\n{scope}\n{digest}"
+    key = serialization.load_pem_private_key(json.loads(service_account())["private_key"].encode(), None)
+    key.public_key().verify(bytes.fromhex(signature), signed.encode(), padding.PKCS1v15(), hashes.SHA256())
 
 
 def test_a_prefix_is_listed_and_each_object_looked_at(stub: Stub) -> None:

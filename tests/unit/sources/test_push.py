@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from awscrt import checksums
-from object_stub import object_stub, settings
+from object_stub import object_stub, read_whole, settings
 from s3_server import KEYS
 
 from trims.core.errors import (
@@ -24,6 +24,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.sources import push
+from trims.sources.objects import ObjectSource, open_bucket
 from trims.sources.push import ObjectWriter
 
 if TYPE_CHECKING:
@@ -258,3 +259,29 @@ def test_a_write_without_permission_names_the_places_of_credentials(stub: Stub, 
     stub.answers.append((403, {}, b"<Error><Code>AccessDenied</Code></Error>"))
     with pytest.raises(SourceRefusedError, match=r"AccessDenied.*bucket.*AWS_ACCESS_KEY_ID"):
         stubbed.put_bytes("s3://bucket/x", b"x")
+
+
+def test_names_that_addresses_escape_are_signed_by_every_method(writer: ObjectWriter, endpoint: str) -> None:
+    address = "s3://bucket/be rt/ü+a%2F=&.bin"
+    writer.put_bytes(address, b"small")
+    assert writer.read(address, 100) == b"small"
+    own = settings(**KEYS, AWS_ENDPOINT_URL=endpoint)
+    with closing(ObjectSource(own, "s3").open("s3://bucket/be rt")) as opened:
+        assert [file.name for file in opened.files] == ["ü+a%2F=&.bin"]
+        assert read_whole(opened, opened.files[0]) == b"small"
+    bucket, found = open_bucket(own, "s3", address)
+    with closing(bucket.http):
+        bucket.remove(found.key)
+        assert bucket.look(found.key) is None
+
+
+def test_a_wrong_secret_is_refused_by_every_method(endpoint: str) -> None:
+    own = settings(**{**KEYS, "AWS_SECRET_ACCESS_KEY": "wrong", "AWS_ENDPOINT_URL": endpoint})
+    with closing(ObjectWriter(own, "s3")) as writer:
+        with pytest.raises(SourceRefusedError):
+            writer.put_bytes("s3://bucket/refused.bin", b"small")
+        with pytest.raises(SourceRefusedError):
+            writer.head("s3://bucket/refused.bin")
+    bucket, _ = open_bucket(own, "s3", "s3://bucket/refused.bin")
+    with closing(bucket.http), pytest.raises(SourceRefusedError):
+        bucket.remove("refused.bin")
