@@ -9,11 +9,13 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-import urllib.request
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urlsplit
+
+from trims.sources.proxies import Proxy, TunnelledConnection, proxy_for
 
 if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
     from trims.sources.hosts import HostPolicy
 
 #: Seconds for a connection to come about.
@@ -33,26 +35,43 @@ def connection_to(
         stall_s: Seconds without a byte after which a server counts as stalled.
         tls: Context of connections with TLS; by default the machine's authorities.
 
-    Raises AddressRefusedError.
+    Raises AddressRefusedError, and ConfigError for a proxy that cannot be used.
     """
-    host = target.hostname or ""
-    proxy = _proxy_for(target)
-    kind: dict[str, Any] = {"timeout": stall_s}
+    host, proxy = target.hostname or "", proxy_for(target)
     secure = target.scheme == "https"
-    if secure:
-        kind["context"] = tls or ssl.create_default_context()
-    end = proxy or (host, target.port or (443 if secure else 80))
-    made = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(*end, **kind)
-    made.blocksize = _BLOCK_BYTES
-    if proxy is None:
-        made._create_connection = lambda address, *_: _connected(policy, address, stall_s)  # type: ignore[attr-defined]
-        return made
-    policy.check_number(host)
-    if secure:
-        made.set_tunnel(host, target.port or 443)
+    if proxy is not None:
+        policy.check_number(host)
+        made = _through(proxy, target, stall_s, tls)
     else:
-        made.absolute = True  # type: ignore[attr-defined]
+        end = host, target.port or (443 if secure else 80)
+        made = _connection(*end, stall_s, (tls or ssl.create_default_context()) if secure else None)
+        made._create_connection = lambda address, *_: _connected(policy, address, stall_s)  # type: ignore[attr-defined]
+    made.blocksize = _BLOCK_BYTES
     return made
+
+
+def _through(
+    proxy: Proxy, target: SplitResult, stall_s: float, tls: ssl.SSLContext | None
+) -> http.client.HTTPConnection:
+    """Return a connection through a proxy: with a tunnel for a server with TLS, else the proxy is asked itself."""
+    made: http.client.HTTPConnection
+    secure = target.scheme == "https"
+    context = (tls or ssl.create_default_context()) if secure or proxy.secure else None
+    if secure and proxy.secure:
+        assert context is not None
+        made = TunnelledConnection(proxy, timeout=stall_s, context=context)
+    else:
+        made = _connection(proxy.host, proxy.port, stall_s, context)
+    if secure:
+        made.set_tunnel(target.hostname or "", target.port or 443, headers=dict(proxy.headers))
+    else:
+        made.proxy_headers = proxy.headers  # type: ignore[attr-defined]
+    return made
+
+
+def _connection(host: str, port: int, stall_s: float, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    kind: dict[str, Any] = {"timeout": stall_s, **({} if tls is None else {"context": tls})}
+    return (http.client.HTTPConnection if tls is None else http.client.HTTPSConnection)(host, port, **kind)
 
 
 def _connected(policy: HostPolicy, address: tuple[str, int], stall_s: float) -> socket.socket:
@@ -74,12 +93,3 @@ def _connected(policy: HostPolicy, address: tuple[str, int], stall_s: float) -> 
         else:
             return made
     raise last
-
-
-def _proxy_for(target: SplitResult) -> tuple[str, int] | None:
-    """Return host and port of the proxy that the environment names for a server; None without."""
-    named = urllib.request.getproxies().get(target.scheme)
-    if not named or urllib.request.proxy_bypass(target.netloc):
-        return None
-    proxy = urlsplit(named if "//" in named else f"http://{named}")
-    return (proxy.hostname or "", proxy.port or 80)

@@ -25,8 +25,10 @@ from trims.core.errors import (
     ArtifactNotFoundError,
     SourceRefusedError,
     SourceUnavailableError,
+    TrimsError,
 )
 from trims.manifests.addresses import path_of
+from trims.sources import proxies
 from trims.sources.connecting import connection_to
 
 if TYPE_CHECKING:
@@ -202,21 +204,10 @@ class Http:
             if response.isclosed() and not response.will_close:
                 self._give_back(connection, target)
                 return
-        except ssl.SSLCertVerificationError as error:
-            raise ArtifactError(
-                f"the certificate of {target.hostname} is not to be trusted: {error.verify_message}; SSL_CERT_FILE "
-                "names a file of other authorities"
-            ) from error
-        except TimeoutError as error:
-            raise SourceUnavailableError(f"{target.hostname} sent nothing for {self._stall_s:g} s") from error
-        except http.client.IncompleteRead as error:
-            raise SourceUnavailableError(f"{target.hostname} broke off in the middle of an answer") from error
-        except http.client.HTTPException as error:
-            raise SourceUnavailableError(f"{target.hostname} did not answer in HTTP: {error!r}") from error
-        except OSError as error:
-            if type(error).__module__.startswith("trims"):
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TrimsError):
                 raise
-            raise SourceUnavailableError(f"{target.hostname} cannot be reached: {error}") from error
+            raise _explained(error, target.hostname or "", self._stall_s) from error
         finally:
             self._drop(connection)
 
@@ -225,10 +216,10 @@ class Http:
     ) -> http.client.HTTPResponse:
         path = quote(target.path, safe=_UNESCAPED) or "/"
         query = f"?{quote(target.query, safe=_UNESCAPED)}" if target.query else ""
-        through_proxy = getattr(connection, "absolute", False)
-        full = f"{target.scheme}://{target.netloc}{path}" if through_proxy else path
+        for_proxy: Mapping[str, str] | None = getattr(connection, "proxy_headers", None)
+        full = path if for_proxy is None else f"{target.scheme}://{target.netloc}{path}"
         try:
-            connection.request(method, full + query, headers=dict(headers))
+            connection.request(method, full + query, headers={**headers, **(for_proxy or {})})
         except (UnicodeError, http.client.InvalidURL) as error:
             raise ArtifactError(f"{shown(target.geturl())} is no address of a server: {error}") from error
         return connection.getresponse()
@@ -264,6 +255,24 @@ class Http:
         connection.close()
 
 
+def _explained(error: Exception, host: str, stall_s: float) -> TrimsError:
+    """Return the error of the tree for one of a connection."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ArtifactError(
+            f"the certificate of {host} is not to be trusted: {error.verify_message}; SSL_CERT_FILE names a file of "
+            "other authorities"
+        )
+    if isinstance(error, TimeoutError):
+        return SourceUnavailableError(f"{host} sent nothing for {stall_s:g} s")
+    if isinstance(error, http.client.IncompleteRead):
+        return SourceUnavailableError(f"{host} broke off in the middle of an answer")
+    if isinstance(error, http.client.HTTPException):
+        return SourceUnavailableError(f"{host} did not answer in HTTP: {error!r}")
+    if str(error).startswith(f"Tunnel connection failed: {proxies.ASKS}"):
+        return proxies.refusal(host)
+    return SourceUnavailableError(f"{host} cannot be reached: {error}")
+
+
 def check_status(answer: Answer | http.client.HTTPResponse, name: str) -> None:
     """Raise the error that a status stands for; nothing for a success.
 
@@ -274,6 +283,8 @@ def check_status(answer: Answer | http.client.HTTPResponse, name: str) -> None:
     status = answer.status
     if 200 <= status < 300:
         return
+    if status == proxies.ASKS:
+        raise proxies.refusal(name)
     if status in (401, 403):
         raise SourceRefusedError(
             f"{name}: the server answers {status}: the credentials are missing, wrong, or not allowed to read it"
