@@ -6,7 +6,9 @@ whether its client is still there, and whether one of its stop words has come.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,11 +18,11 @@ from transformers import StoppingCriteria
 from trims.core.errors import CallerError
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
-from trims_predictors.frameworks.transformers.requests import FULL_TEXT, TEXT_NAMES, number, strings, texts_of
+from trims_predictors.frameworks.transformers.requests import FULL_TEXT, TEXT_NAMES, number, strings, texts_of, truth
 from trims_predictors.frameworks.transformers.tokens import LengthLimit, decoder_limit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trims_predictors.api import Arrays
     from trims_predictors.frameworks.transformers.answers import Emit, Parts
@@ -107,18 +109,19 @@ class Generation:
         return int(asked.options.get("num_beams") or self.module.generation_config.num_beams or 1)
 
     def _generate(self, prompt: Prompt, most_new: int, asked: Asked, emit: Emit, streams: bool) -> Made:
-        if asked.seed is not None:
-            torch.manual_seed(asked.seed)
+        if streams and asked.echoes:
+            emit({TEXT_OUT: strings([prompt.text])})
         watch = _Watch(self, prompt.tokens, asked.stops, emit, streams)
         ids = torch.tensor([prompt.ids], device=self.module.device)
-        found = self.module.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **asked.options,
-            max_new_tokens=most_new,
-            num_return_sequences=1,  # whatever the folder says: a text has one answer
-            stopping_criteria=[watch],
-        )
+        with _seeded(asked.seed, self.module.device):
+            found = self.module.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **asked.options,
+                max_new_tokens=most_new,
+                num_return_sequences=1,  # whatever the folder says: a text has one answer
+                stopping_criteria=[watch],
+            )
         new = found[0] if self.answers_alone else found[0][prompt.tokens :]
         text = self.decode(new)
         if (stop := first_stop(text, asked.stops)) is not None:
@@ -171,6 +174,22 @@ class Generation:
         return int(stated or _NEW_TOKENS)
 
 
+@contextlib.contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw the random numbers of a seed inside, and go on afterwards as if none had been drawn.
+
+    Args:
+        seed: None to draw the numbers that come next.
+        device: Device of the module: its numbers are drawn there.
+    """
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+        torch.manual_seed(seed)
+        yield
+
+
 def _max_length_of(parts: Parts) -> int | None:
     """Return `max_length` as the folder states it: versions of transformers have a default, which says nothing."""
     content = parts.described.files.get("generation_config.json")
@@ -210,6 +229,7 @@ class Asked:
         most_new: Tokens that the answer to each prompt may have.
         seed: Of the random numbers; None for another one each time.
         full: Answers begin with the text of the request.
+        echoes: Its parts begin with that text, too.
         streams: The request says that it wants parts.
     """
 
@@ -218,11 +238,14 @@ class Asked:
         stops = inputs.take(_STOP)
         self.stops = [] if stops is None else _stops(texts_of(_STOP, stops))
         flag = inputs.take(_STREAM)
-        self.streams = flag is not None and bool(number(_STREAM, flag))
+        self.streams = flag is not None and truth(_STREAM, flag)
         self.seed = given.pop("seed", None)
         is_chat = inputs.has(_MESSAGES)
-        # As transformers' pipeline: a continuation comes with its text.
-        self.full = bool(given.pop(FULL_TEXT, not is_chat))
+        stated = given.pop(FULL_TEXT, None)
+        if stated and model.answers_alone:
+            raise CallerError(f"{FULL_TEXT} (echo) is for models that continue a text, and this one answers it")
+        # As transformers' pipeline: a continuation comes with its text. Parts have it where it is asked for.
+        self.full, self.echoes = not is_chat if stated is None else stated, bool(stated)
         self.prompts = [_chat(inputs, model)] if is_chat else _prompts(inputs, model)
         if any(name in given for name in _SAMPLES) and "do_sample" not in given:
             given["do_sample"] = given.get("temperature") != 0
@@ -248,10 +271,14 @@ def _chat(inputs: Inputs, model: Generation) -> Prompt:
         raise CallerError("the model's tokenizer has no chat template; send a text (/v1/completions)")
     messages = _json(inputs, _MESSAGES)
     tools = _json(inputs, _TOOLS) if inputs.has(_TOOLS) else None
+    apply = partial(model.tokenizer.apply_chat_template, messages, add_generation_prompt=True, tokenize=False)
     try:
-        text = model.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+        text = apply(tools=tools)
+        is_read = not tools or text != apply()
     except Exception as error:  # a template is a program: it refuses conversations in its own ways
         raise CallerError(f"the chat template refuses the messages: {error}"[:2000]) from error
+    if not is_read:
+        raise CallerError("the model's chat template has no place for 'tools'; leave them out")
     model.limit.check([text])
     return Prompt(text, model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -270,12 +297,15 @@ def _parameters(inputs: Inputs) -> dict[str, Any]:
         array = inputs.take(brought)
         if array is None:
             continue
-        value, kind = number(brought, array), _PARAMETERS[name]
+        kind = _PARAMETERS[name]
+        value = truth(brought, array) if kind is bool else number(brought, array)
         least, most = _RANGES.get(name, (0, 1))
         if not least <= value <= most or (kind is int and int(value) != value):
             whole = "a whole number" if kind is int else "a number"
-            raise CallerError(f"the parameter {brought!r} is {value}; {whole} from {least:g} to {most:g} is needed")
-        given[name] = kind(value)
+            names = " or ".join([brought, *(each for each, ours in _ALIASES.items() if ours == brought)])
+            raise CallerError(f"the parameter {names} is {value}; {whole} from {least:g} to {most:g} is needed")
+        if given.setdefault(name, kind(value)) != value:
+            raise CallerError(f"{brought!r} is {value} and another name of the same parameter {given[name]}; send one")
     return given
 
 

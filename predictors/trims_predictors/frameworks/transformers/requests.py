@@ -96,12 +96,21 @@ def _text(name: str, value: Any) -> str:
         raise CallerError(f"the input {name!r} has an element that is not UTF-8: {error}") from error
 
 
-def number(name: str, array: np.ndarray[Any, Any]) -> int | float | bool:
-    """Return the one number of an input. Raises CallerError."""
-    if array.dtype.kind not in "biuf" or array.size != 1:
+def number(name: str, array: np.ndarray[Any, Any]) -> int | float:
+    """Return the one number of an input. Raises CallerError, also for a truth value."""
+    if array.dtype.kind not in "iuf" or array.size != 1:
         raise CallerError(f"the input {name!r} is {array.dtype} of shape {list(array.shape)}; one number is needed")
-    found: int | float | bool = array.ravel()[0].item()
+    found: int | float = array.ravel()[0].item()
     return found
+
+
+def truth(name: str, array: np.ndarray[Any, Any]) -> bool:
+    """Return the one truth value of an input. Raises CallerError, also for a number."""
+    if array.dtype.kind != "b" or array.size != 1:
+        raise CallerError(
+            f"the input {name!r} is {array.dtype} of shape {list(array.shape)}; one truth value is needed (BOOL)"
+        )
+    return bool(array.ravel()[0])
 
 
 def strings(values: list[str] | list[list[str]]) -> np.ndarray[Any, Any]:

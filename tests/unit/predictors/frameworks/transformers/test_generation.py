@@ -186,6 +186,13 @@ def test_a_conversation_follows_the_template_of_its_tokenizer(tmp_path: Path) ->
             predictor.predict({"messages": np.array([json.dumps([{"role": "bad", "content": "x"}])])})
         with pytest.raises(CallerError, match="JSON"):
             predictor.predict({"messages": np.array(["no JSON"])})
+        with pytest.raises(CallerError, match="no place for 'tools'"):
+            predictor.predict({**plain, "tools": np.array([json.dumps([{"type": "function"}])])})
+    (folder / "chat_template.jinja").write_text(template + "{% if tools %}cat {% endif %}")
+    with loaded(folder) as predictor:
+        asked = {**plain, "max_new_tokens": np.array([4])}
+        found = predictor.predict_only({**asked, "tools": np.array([json.dumps([{"type": "function"}])])}, COUNTS)
+        assert found["prompt_tokens"].tolist() == [4]
 
 
 def test_weights_and_gradients_are_as_before_a_run(load: Any) -> None:
@@ -265,3 +272,43 @@ def test_a_text_has_one_answer_whatever_the_folder_says(tmp_path: Path) -> None:
         client = Client()
         predictor.predict_stream(request("hello", max_new_tokens=3, num_beams=1), [], client, streams=True)
         assert client.parts
+
+
+def test_a_seeded_request_leaves_the_random_numbers_of_others_as_they_were(load: Any) -> None:
+    with load("GPT2LMHeadModel") as predictor:
+        sampled = {"max_new_tokens": 20, "temperature": 1.5}
+        after_seed = set()
+        for _ in range(3):
+            generated(predictor, "hello", **sampled, seed=7)
+            after_seed.add(generated(predictor, "hello", **sampled)[0])
+        assert len(after_seed) > 1, "unseeded requests repeat what follows the seed"
+        torch.manual_seed(3)
+        alone = generated(predictor, "hello", **sampled)
+        torch.manual_seed(3)
+        generated(predictor, "hello", **sampled, seed=7)
+        assert generated(predictor, "hello", **sampled) == alone
+
+
+def test_parts_begin_with_the_text_where_that_is_asked_for(load: Any) -> None:
+    with load("GPT2LMHeadModel") as predictor:
+        client = Client()
+        asked = request("hello world", max_new_tokens=6, return_full_text=True)
+        whole = predictor.predict_stream(asked, [], client, streams=True)["generated_text"][0].decode()
+        assert client.parts[0] == "hello world"
+        assert "".join(client.parts) == whole
+    with load("T5ForConditionalGeneration") as predictor, pytest.raises(CallerError, match="return_full_text"):
+        generated(predictor, "hello", return_full_text=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_new_tokens", True), ("seed", False), ("do_sample", 1), ("return_full_text", 0), ("do_sample", "false")],
+)
+def test_a_parameter_of_another_type_is_refused_by_name(load: Any, name: str, value: Any) -> None:
+    with load("GPT2LMHeadModel") as predictor, pytest.raises(CallerError, match=name):
+        generated(predictor, "hello", **{name: value})
+
+
+def test_two_names_of_one_parameter_with_different_values_are_refused(load: Any) -> None:
+    with load("GPT2LMHeadModel") as predictor, pytest.raises(CallerError, match="max_tokens"):
+        generated(predictor, "hello", max_new_tokens=3, max_tokens=4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trims_predictors.frameworks.transformers.requests import Inputs, number, padded, single, strings
+from trims_predictors.frameworks.transformers.requests import Inputs, number, padded, single, strings, truth
 
 from trims.core.errors import CallerError
 
@@ -39,7 +39,10 @@ def test_texts_may_be_strings_of_numpys_own_type() -> None:
 
 def test_one_value_is_one_value() -> None:
     assert number("n", np.array([3])) == 3
-    assert number("n", np.array(True)) is True
+    assert truth("n", np.array(True)) is True
+    for value in (1, "true"):
+        with pytest.raises(CallerError, match="truth value"):
+            truth("n", np.array(value))
     for wrong in (np.array([1, 2]), np.array([]), np.array(["3"])):
         with pytest.raises(CallerError, match="'n'"):
             number("n", wrong)
