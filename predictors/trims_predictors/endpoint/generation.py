@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims_predictors.endpoint.infer_request import InferRequest, Wanted
-from trims_predictors.endpoint.json.requests import to_json
 from trims_predictors.endpoint.request_limits import MOST_TENSORS, check_count, check_name_length
 from trims_predictors.tensors import Tensor, join_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 #: Output of a generator, and the name under which Triton's clients know it.
 GENERATED, TEXT_OUTPUT = "generated_text", "text_output"
+#: Input of a generator: whether its answer begins with the request's text.
+FULL_TEXT = "return_full_text"
 #: Input by which a request over a stream asks for parts.
 STREAM = "stream"
 _MOST_INTEGER = 1 << 63
@@ -60,15 +61,6 @@ def _encoded(name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise CallerError(f"the field {name!r} has half of a character: {error.reason}") from error
-
-
-def values_of(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Return tensors by name as JSON values; one with one element is that element."""
-    found: dict[str, Any] = {}
-    for each in tensors:
-        values = to_json(each)
-        found[each.name] = values[0] if len(values) == 1 else values
-    return found
 
 
 def wants_parts(asked: InferRequest) -> bool:

@@ -65,6 +65,12 @@ def caller() -> Tenant | None:
     return _caller.get()
 
 
+def caller_name() -> str:
+    """Return the name of the tenant for which the running task acts; empty for the operator."""
+    tenant = _caller.get()
+    return "" if tenant is None else tenant.name
+
+
 def require_operator(what: str) -> None:
     """Raises PermissionDeniedError for a tenant."""
     tenant = _caller.get()

@@ -23,7 +23,7 @@ from trims_predictors.endpoint.grpc.requests import parse_request, plain_outputs
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.principals import Principals, caller
+from trims_predictors.endpoint.principals import Principals, caller_name
 from trims_predictors.endpoint.tracing import grpc_span, recorded
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             if received.trouble:
                 raise CallerError(received.trouble)
             asked = parse_request(request, received)
-            tenant = caller()
-            whose = "" if tenant is None else tenant.name
+            whose = caller_name()
             await self._workers.pack(whose, asked.inputs, received.contents)
             if part is not None and wants_parts(asked):
                 return await self._stream(asked, request, counting, span, part)

@@ -34,7 +34,7 @@ from trims_predictors.endpoint.http.page_routes import add_page_routes
 from trims_predictors.endpoint.http.raw_requests import NO_JSON, raw_request
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, write_answer
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.principals import Principals, caller
+from trims_predictors.endpoint.principals import Principals, caller_name
 from trims_predictors.endpoint.request_limits import check_fields
 from trims_predictors.endpoint.tracing import http_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
@@ -91,8 +91,8 @@ class _RouteWithHead(APIRoute):
 def _router(service: Service, most_body_bytes: int, workers: JsonWorkers, *, has_token: bool) -> APIRouter:
     router = APIRouter(route_class=_RouteWithHead)
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
-    add_generate_routes(router, service, most_body_bytes)
-    add_openai_routes(router, service, most_body_bytes)
+    add_generate_routes(router, service, most_body_bytes, workers)
+    add_openai_routes(router, service, most_body_bytes, workers)
     add_function_routes(router, service, most_body_bytes)
     _add_server_routes(router, service)
     _add_model_routes(router, service)
@@ -201,8 +201,7 @@ async def _infer(
     header_length = _header_length(request)
     accepted = ",".join(request.headers.getlist("accept-encoding"))
     coding_for(accepted)  # refused before the model has run in vain
-    tenant = caller()
-    whose = "" if tenant is None else tenant.name
+    whose = caller_name()
     if raw := header_length == NO_JSON:
         inputs, batches = await service.inputs_of(model, version)
         read = partial(raw_request, body, inputs, batches=batches, model=model)

@@ -76,6 +76,6 @@ async def event_stream(
         raise
 
 
-def event(data: str) -> bytes:
+def event(data: bytes | memoryview) -> bytes:
     """Return one event of the stream."""
-    return f"data: {data}\n\n".encode()
+    return b"".join((b"data: ", data, b"\n\n"))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from fastapi.responses import JSONResponse
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import CallerError, TrimsError
 from trims_predictors.endpoint.bodies import read_body
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.generation import GENERATED, TEXT_OUTPUT, request_of, values_of
+from trims_predictors.endpoint.generation import FULL_TEXT, GENERATED, TEXT_OUTPUT, request_of
 from trims_predictors.endpoint.http.event_streams import event, event_stream
+from trims_predictors.endpoint.http.large_responses import packed_response
+from trims_predictors.endpoint.json.requests import dump
 from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
 from trims_predictors.endpoint.part_streams import parts_of
+from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.endpoint.tracing import http_span, recorded
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.infer_request import InferRequest
+    from trims_predictors.endpoint.json.workers import JsonWorkers
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 _NOT_INPUTS = ("id", "parameters", "stream")
 
 
-def add_generate_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+def add_generate_routes(router: APIRouter, service: Service, most_body_bytes: int, workers: JsonWorkers) -> None:
     """Add the routes of the extension, with and without a version."""
     for version in ("", "/versions/{version}"):
         for ending, streams in (("generate", False), ("generate_stream", True)):
             path = f"/v2/models/{{model}}{version}/{ending}"
-            router.add_route(path, _route(service, path, most_body_bytes, streams=streams), methods=["POST"])
+            router.add_route(path, _route(service, path, most_body_bytes, workers, streams=streams), methods=["POST"])
 
 
-def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) -> Any:
+def _route(service: Service, path: str, most_body_bytes: int, workers: JsonWorkers, *, streams: bool) -> Any:
     async def generate(request: Request) -> Response:
         model, version = request.path_params["model"], request.path_params.get("version", "")
         with contextlib.ExitStack() as lasting:
@@ -54,8 +55,10 @@ def _route(service: Service, path: str, most_body_bytes: int, *, streams: bool) 
             run = partial(service.run, model, version, asked, span=span)
             if streams:
                 stated = (await service.deployment(model, version)).version
-                return await event_stream(request, _events(run, model, stated, asked, counting), lasting)
-            return await unless_gone(request, _answer(run, asked, counting))
+                return await event_stream(
+                    request, _events(run, _Form(workers, model, stated, asked.id), counting), lasting
+                )
+            return await unless_gone(request, _answer(run, workers, asked, counting))
 
     return generate
 
@@ -65,8 +68,8 @@ async def _read(request: Request, most_body_bytes: int, *, streams: bool) -> Inf
     message = load_json(bytes(await read_body(request, min(most_body_bytes, SMALL_BYTES))))
     if not isinstance(message, dict):
         raise CallerError(f"the request must be an object, not {message!r:.80}")
-    parameters = message.get("parameters") or {}
-    if not isinstance(parameters, dict):
+    parameters = message.get("parameters")
+    if not isinstance(parameters := {} if parameters is None else parameters, dict):
         raise CallerError(f"'parameters' must be an object, not {parameters!r:.80}")
     if message.get("stream", streams) is not streams:
         raise CallerError(
@@ -76,19 +79,19 @@ async def _read(request: Request, most_body_bytes: int, *, streams: bool) -> Inf
     if twice:
         raise CallerError(f"{twice[0]!r:.80} stands in the request and in its 'parameters'; say it once")
     fields = {name: value for name, value in {**parameters, **message}.items() if name not in _NOT_INPUTS}
-    request_id = message.get("id")
-    return request_of({"return_full_text": False, **fields}, request_id=None if request_id is None else str(request_id))
+    if not isinstance(request_id := message.get("id"), str | None):
+        raise CallerError(f"'id' must be text, not {request_id!r:.80}")
+    return request_of({FULL_TEXT: False, **fields}, request_id=request_id)
 
 
-async def _answer(run: Run, asked: InferRequest, counting: Counting) -> Response:
+async def _answer(run: Run, workers: JsonWorkers, asked: InferRequest, counting: Counting) -> Response:
     deployment, answer = await run()
     counting.answer = answer
-    return JSONResponse(_message(deployment.model, deployment.version, asked, answer.outputs))
+    form = _Form(workers, deployment.model, deployment.version, asked.id)
+    return await packed_response(await form.write(answer.outputs), "")
 
 
-async def _events(
-    run: Run, model: str, version: str, asked: InferRequest, counting: Counting
-) -> AsyncGenerator[bytes, None]:
+async def _events(run: Run, form: _Form, counting: Counting) -> AsyncGenerator[bytes, None]:
     """Yield an event for each part; of a model that has no parts, one for its answer. An error is the last event."""
     sent = 0
     try:
@@ -98,16 +101,35 @@ async def _events(
                     counting.answer = part.end[1]
                 if part.end is None or not sent:
                     sent += 1
-                    yield event(json.dumps(_message(model, version, asked, part.tensors)))
+                    yield event(b"".join(await form.write(part.tensors)))
     except TrimsError as error:
         if not sent:
             raise
-        yield event(json.dumps({"error": str(error)}))
+        yield event(dump({"error": str(error)}))
 
 
-def _message(model: str, version: str, asked: InferRequest, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    values = values_of(tensors)
-    if GENERATED in values:
-        values[TEXT_OUTPUT] = values.pop(GENERATED)
-    named = {} if asked.id is None else {"id": asked.id}
-    return {**named, "model_name": model, "model_version": version, **values}
+class _Form(NamedTuple):
+    """Form of the answers to one request.
+
+    Attributes:
+        workers: Write large values.
+        model: Name of the model.
+        version: Its version.
+        request_id: Comes back; None for a request without.
+    """
+
+    workers: JsonWorkers
+    model: str
+    version: str
+    request_id: str | None
+
+    async def write(self, tensors: Sequence[Tensor]) -> list[bytes | memoryview]:
+        """Return an answer in JSON, in parts: the names, and the value of each tensor."""
+        named = {} if self.request_id is None else {"id": self.request_id}
+        parts: list[bytes | memoryview] = [
+            dump({**named, "model_name": self.model, "model_version": self.version})[:-1]
+        ]
+        for tensor, value in zip(tensors, await self.workers.write_values(caller_name(), tensors), strict=True):
+            name = TEXT_OUTPUT if tensor.name == GENERATED else tensor.name
+            parts += [b",", dump(name), b":", value]
+        return [*parts, b"}"]

@@ -1,6 +1,7 @@
 """The process that reads and writes large JSON for the endpoint, and counts the elements of large BYTES tensors.
 
-It also makes the bytes of tensors whose elements came one by one in a large message of gRPC.
+It also makes the bytes of tensors whose elements came one by one in a large message of gRPC, and reads and writes what
+belongs to OpenAI's API.
 
 Whatever does that in C keeps Python's lock, so a thread of the endpoint would hold up all others. This process has no
 thread, no descriptor of the endpoint's but its own socket, and memory in proportion to what it is given.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<BQ")
 #: Jobs.
-READ, WRITE, COUNT, PACK = range(4)
+READ, WRITE, COUNT, PACK, READ_OPENAI, WRITE_OPENAI = range(6)
 #: Ends of jobs.
 DONE, REFUSED, TOO_LARGE = range(3)
 #: Memory for this process itself, and for each byte that it is given: a short text takes 20 times what it is in JSON.
@@ -88,6 +89,25 @@ def pack(head: Head, data: memoryview) -> Done:
     return {"sizes": list(map(len, made))}, iter(made)
 
 
+def read_openai(head: Head, data: memoryview) -> Done:
+    """A request of OpenAI's API without the data of its inputs, and that data."""
+    from trims_predictors.endpoint.json.openai_requests import read_request
+
+    request = read_request(head["route"], bytes(data))
+    described = [(each.name, each.dtype, each.shape, each.nbytes) for each in request.inputs]
+    return {"request": request._replace(inputs=[]), "inputs": described}, iter([each.data for each in request.inputs])
+
+
+def write_openai(head: Head, data: memoryview) -> Done:
+    """The items of an answer of OpenAI's API, with commas between them."""
+    from trims_predictors.endpoint.json.openai_answers import write_items
+
+    text = b",".join(write_items(head["form"], head["facts"], list(_tensors(head, data))))
+    if len(text) > MOST_TEXT_BYTES:
+        raise MemoryError
+    return {}, iter([text])
+
+
 def _tensors(head: Head, data: memoryview) -> Iterator[Tensor]:
     for name, dtype, shape, nbytes in head["tensors"]:
         yield Tensor(name, dtype, tuple(shape), data[:nbytes])
@@ -120,7 +140,9 @@ def _elements_of(tensor: Tensor) -> Iterator[Tensor]:
         yield Tensor(tensor.name, tensor.dtype, (len(piece),), join_bytes(piece))
 
 
-_DO = {READ: read, WRITE: write, COUNT: count, PACK: pack}
+_DO = {
+    READ: read, WRITE: write, COUNT: count, PACK: pack, READ_OPENAI: read_openai, WRITE_OPENAI: write_openai,
+}  # fmt: skip
 
 
 def main() -> None:

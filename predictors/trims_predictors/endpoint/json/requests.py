@@ -277,23 +277,24 @@ def write_answer(
     message: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         message["id"] = request.id
-    parts: list[bytes | memoryview] = [_dump({**message, "parameters": told(answer)})[:-1], b',"outputs":[']
+    parts: list[bytes | memoryview] = [dump({**message, "parameters": told(answer)})[:-1], b',"outputs":[']
     texts = None if written is None else iter(written)
     for index, output in enumerate(outputs):
         tensor = output.tensor
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
         if output.binary and output.shared is None:  # clients of Triton take any parameters for those of binary data
             described["parameters"] = {"binary_data_size": tensor.nbytes}
-        parts.append((b"," if index else b"") + _dump(described)[:-1])
+        parts.append((b"," if index else b"") + dump(described)[:-1])
         if output.in_json:
-            parts += [b',"data":', next(texts) if texts is not None else _dump(to_json(tensor))]
+            parts += [b',"data":', next(texts) if texts is not None else dump(to_json(tensor))]
         parts.append(b"}")
     parts.append(b"]}")
     blobs = [each.tensor.data for each in outputs if each.binary and each.shared is None]
     return [*parts, *blobs], sum(map(len, parts)) if blobs else None
 
 
-def _dump(value: object) -> bytes:
+def dump(value: object) -> bytes:
+    """Return a value as JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 

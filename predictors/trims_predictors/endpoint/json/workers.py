@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BusyError, CallerError
 from trims.core.units import format_bytes
 from trims.manifests.serving import ITEM_BYTES
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.json.child import COUNT, PACK, READ, WRITE
+from trims_predictors.endpoint.json.child import COUNT, PACK, READ, READ_OPENAI, WRITE, WRITE_OPENAI
+from trims_predictors.endpoint.json.openai_answers import write_items
+from trims_predictors.endpoint.json.openai_requests import TextRequest, read_request
 from trims_predictors.endpoint.json.process import JsonProcess, TooMuchWorkError
-from trims_predictors.endpoint.json.requests import json_end, parse_request, parse_shrunk
+from trims_predictors.endpoint.json.requests import dump, json_end, parse_request, parse_shrunk, to_json
 from trims_predictors.endpoint.json.text import SMALL_BYTES
-from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.json.process import Done
-    from trims_predictors.tensors import Tensor
 
 #: Jobs that are done at once.
 _PROCESSES = 2
@@ -77,13 +79,36 @@ class JsonWorkers:
             try:
                 done = await self._do(whose, READ, {}, [body[:end]])
             except TooMuchWorkError as error:
-                raise TooLargeBodyError(
-                    f"{format_bytes(end)} of JSON take too much memory, or longer than {_MOST_S:.0f} s; send binary "
-                    "tensors"
-                ) from error
+                raise _too_much(end, "send binary tensors") from error
             request = parse_shrunk(done.head["text"].encode(), done.head["sizes"], done.data, body[end:])
         await self.check(whose, request.inputs)
         return request
+
+    async def read_openai(self, whose: str, route: str, body: memoryview) -> TextRequest:
+        """Read a request of OpenAI's API; see `read_request`. Raises as it does, and as `parse`."""
+        if len(body) <= SMALL_BYTES:
+            return read_request(route, bytes(body))
+        try:
+            done = await self._do(whose, READ_OPENAI, {"route": route}, [body])
+        except TooMuchWorkError as error:
+            raise _too_much(len(body), "send less in one request") from error
+        request, data = TextRequest(*done.head["request"]), done.data
+        for name, dtype, shape, nbytes in done.head["inputs"]:
+            request.inputs.append(Tensor(name, dtype, tuple(shape), data[:nbytes], checked=True))
+            data = data[nbytes:]
+        return request
+
+    async def write_openai(
+        self, whose: str, form: str, facts: Mapping[str, Any], tensors: Sequence[Tensor]
+    ) -> bytes | memoryview:
+        """Return the items of an answer of OpenAI's API; see `write_items`. Raises as `write`."""
+        if sum(map(_weight, tensors)) <= 1.0:
+            return b",".join(write_items(form, facts, tensors))
+        head = {"form": form, "facts": facts, **_described(tensors)}
+        try:
+            return (await self._do(whose, WRITE_OPENAI, head, [each.data for each in tensors])).data
+        except TooMuchWorkError as error:
+            raise CallerError("the answer is too large for JSON; ask for less in one request") from error
 
     async def pack(self, whose: str, tensors: list[Tensor], contents: Mapping[int, Sequence[memoryview]]) -> None:
         """Replace tensors by those whose data is made of elements that came one by one over gRPC. Raises as `parse`.
@@ -145,6 +170,13 @@ class JsonWorkers:
             at += size
         return texts
 
+    async def write_values(self, whose: str, tensors: Sequence[Tensor]) -> list[bytes | memoryview]:
+        """Return the JSON of each tensor: a list, or the one element that it has. Raises as `write`."""
+        texts: Sequence[bytes | memoryview] | None = await self.write(whose, tensors)
+        if texts is None:
+            texts = [dump(to_json(each)) for each in tensors]
+        return [text[1:-1] if prod(each.shape) == 1 else text for text, each in zip(texts, tensors, strict=True)]
+
     async def _do(self, whose: str, what: int, head: dict[str, Any], data: Sequence[bytes | memoryview]) -> Done:
         line = self._lines.setdefault(whose, _Line())
         nbytes = sum(memoryview(each).nbytes for each in data)
@@ -168,6 +200,12 @@ class JsonWorkers:
         """End the processes. Jobs must have ended; idempotent."""
         for each in self._processes:
             await each.close()
+
+
+def _too_much(nbytes: int, instead: str) -> TooLargeBodyError:
+    return TooLargeBodyError(
+        f"{format_bytes(nbytes)} of JSON take too much memory, or longer than {_MOST_S:.0f} s; {instead}"
+    )
 
 
 def _too_much_to_check(tensors: Sequence[Tensor]) -> list[int]:

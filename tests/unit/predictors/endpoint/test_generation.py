@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trims_predictors.endpoint.generation import request_of, values_of, wants_parts
+from trims_predictors.endpoint.generation import request_of, wants_parts
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, to_array
 
@@ -47,11 +47,6 @@ def test_null_leaves_a_field_out_and_names_are_bounded() -> None:
         request_of({str(number): 1 for number in range(5000)})
     with pytest.raises(CallerError):
         request_of({"x" * 5000: 1})
-
-
-def test_tensors_become_values() -> None:
-    tensors = request_of({"a": "text", "b": [1, 2], "c": 0.5}).inputs
-    assert values_of(tensors) == {"a": "text", "b": [1, 2], "c": 0.5}
 
 
 def test_parts_are_wanted_by_an_input_of_that_name() -> None:

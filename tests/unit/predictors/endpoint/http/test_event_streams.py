@@ -33,7 +33,7 @@ class Client:
 
 
 def test_an_event_ends_with_an_empty_line() -> None:
-    assert event("x") == b"data: x\n\n"
+    assert event(b"x") == b"data: x\n\n"
 
 
 def test_events_are_sent_as_they_come() -> None:

@@ -11,9 +11,10 @@ import pytest
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.json import child
+from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.json.process import Done, TooMuchWorkError
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.tensors import Tensor, from_array, to_array
+from trims_predictors.tensors import Tensor, from_array, join_bytes, to_array
 
 from trims.core.errors import BusyError, CallerError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 JOBS = {
     child.READ: child.read, child.WRITE: child.write, child.COUNT: child.count,
-    child.PACK: child.pack,
+    child.PACK: child.pack, child.READ_OPENAI: child.read_openai, child.WRITE_OPENAI: child.write_openai,
 }  # fmt: skip
 
 
@@ -247,3 +248,46 @@ def test_its_processes_end_with_it() -> None:
         assert all(each.closed for each in ours)
 
     run(work)
+
+
+@pytest.mark.parametrize("texts", [["one", "two"], ["word"] * 20_000])
+def test_a_request_of_openai_is_the_same_wherever_it_is_read(texts: list[str]) -> None:
+    body = memoryview(json.dumps({"model": "m", "input": texts, "encoding_format": "base64"}).encode())
+
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        request = await workers.read_openai("", EMBEDDINGS, body)
+        assert (request.model, request.as_base64, request.trouble) == ("m", True, "")
+        assert to_array(request.inputs[0]).tolist() == [each.encode() for each in texts]
+        refused = await workers.read_openai("", CHAT, body)
+        assert "'input'" in refused.trouble
+        with pytest.raises(CallerError, match="model"):
+            await workers.read_openai("", EMBEDDINGS, memoryview(json.dumps(texts).encode()))
+
+    assert len(run(work)) == (0 if len(texts) == 2 else 3)
+
+
+@pytest.mark.parametrize("rows", [2, 20_000])
+def test_items_of_openai_are_the_same_wherever_they_are_written(rows: int) -> None:
+    vectors = from_array("embedding", np.tile(np.array([0.5, 1.0], np.float32), (rows, 1)))
+    texts = Tensor("generated_text", "BYTES", (rows,), join_bytes([b"a"] * rows))
+
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        found = json.loads(b"[%s]" % await workers.write_openai("", EMBEDDINGS, {"base64": False}, [vectors]))
+        assert [each["embedding"] for each in found] == [[0.5, 1.0]] * rows
+        assert [each["index"] for each in found] == list(range(rows))
+        choices = json.loads(b"[%s]" % await workers.write_openai("", COMPLETIONS, {}, [texts, texts]))
+        assert [each["text"] for each in choices] == ["a"] * rows
+
+    assert len(run(work)) == (0 if rows == 2 else 2)
+
+
+def test_values_of_one_element_are_bare_and_others_are_lists() -> None:
+    large = from_array("y", np.arange(10_000))
+
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        one = Tensor("x", "BYTES", (1,), join_bytes([b"text"]))
+        assert list(await workers.write_values("", [one, from_array("y", np.array([1, 2]))])) == [b'"text"', b"[1,2]"]
+        values = [json.loads(bytes(each)) for each in await workers.write_values("", [one, large])]
+        assert values == ["text", list(range(10_000))]
+
+    assert len(run(work)) == 1
