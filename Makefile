@@ -148,7 +148,7 @@ $(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10 or newer with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  'tritonclient[http,grpc]==2.73.0' 'kserve==0.21.0' 'schemathesis==4.32.5' 'openai==3.57.0'
+	  'tritonclient[http,grpc]==2.73.0' 'kserve==0.21.0' 'schemathesis==4.32.5' 'openai==3.57.0' 'huggingface_hub==2.4.0'
 	@cd $(CLIENTS_VENV) && apt-get download prometheus >/dev/null 2>&1 \
 	  && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && mv usr/bin/promtool bin/ \
 	  && rm -r usr prometheus_*.deb || echo "promtool cannot be fetched here (Debian: prometheus); its test is left out"

@@ -68,8 +68,10 @@ def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 @pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
 @pytest.mark.parametrize(("program", "check"), CHECKS)
 def test_a_client_by_others_works_as_it_is(
-    scaler: Daemon, start: Callable[..., Endpoint], program: str, check: str
+    scaler: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], program: str, check: str
 ) -> None:
+    if check.endswith("types"):
+        register(scaler, checkpoint, "echo", predictor={"call": "own_predictors:Echo"})
     endpoint = start("--shared-memory", "system")
     port = endpoint.grpc_port if check.startswith("grpc") else endpoint.port
     done = subprocess.run(

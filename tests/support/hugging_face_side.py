@@ -159,6 +159,20 @@ async def check_kserve_openai(port: str, _: str) -> None:
         assert time.monotonic() > began
 
 
+def check_huggingface_hub(port: str, _: str) -> None:
+    """Ask by the hub's own client, as its documentation shows it for servers that speak OpenAI's API."""
+    from huggingface_hub import InferenceClient
+
+    messages = [{"role": "user", "content": "hello world"}]
+    with InferenceClient(base_url=f"http://localhost:{port}/v1", api_key="none") as client:
+        made = client.chat.completions.create(model="writer", messages=messages, max_tokens=6)
+        assert made.choices[0].message.role == "assistant"
+        assert made.usage.completion_tokens <= 6
+        parts = client.chat_completion(messages, model="writer", max_tokens=6, temperature=0, stream=True)
+        whole = client.chat_completion(messages, model="writer", max_tokens=6, temperature=0)
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+
+
 if __name__ == "__main__":
     outcome = globals()[f"check_{sys.argv[1]}"](*sys.argv[2:])
     if asyncio.iscoroutine(outcome):

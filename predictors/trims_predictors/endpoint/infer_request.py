@@ -24,7 +24,7 @@ Parameters = dict[str, Any]
 _OF_REQUEST = ("deadline", "keep_alive", "place", "timeout", "priority", "triton_enable_empty_final_response")
 _OF_SHARED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _OF_OUTPUT = ("classification", *_OF_SHARED)
-#: Parameters of each part, over HTTP only: over gRPC all data is binary.
+#: Parameters of each part that say which data is binary. Over gRPC outputs always are: false is refused there.
 _BINARY_OF_REQUEST, _BINARY_OF_INPUT, _BINARY_OF_OUTPUT = "binary_data_output", "binary_data_size", "binary_data"
 #: Names that the protocol reserves -> the extension that gives them a meaning.
 _RESERVED = {
@@ -125,12 +125,13 @@ def make_request(
         CallerError: A parameter is unknown, or has a value that is none of its own.
         NotOfferedError: It belongs to an extension that is not offered.
     """
-    _check_known(parameters, (*_OF_REQUEST, *([_BINARY_OF_REQUEST] if http else [])), "the request")
+    _check_known(parameters, (*_OF_REQUEST, _BINARY_OF_REQUEST), "the request")
+    _check_binary(parameters, _BINARY_OF_REQUEST, "the request", http=http)
     _flag(parameters, "triton_enable_empty_final_response", "the request")
     shared = {
         index: found
         for index, (tensor, given) in enumerate(zip(inputs, of_inputs, strict=True))
-        if (found := _of_input(tensor.name, given, http=http)) is not None
+        if (found := _of_input(tensor.name, given)) is not None
     }
     wanted = _wanted_outputs(outputs, http=http)
     if not parameters:
@@ -194,9 +195,9 @@ def shared_range(parameters: Parameters, where: str) -> SharedRange | None:
     return SharedRange(region, offset, nbytes)
 
 
-def _of_input(name: str, parameters: Parameters, *, http: bool) -> SharedRange | None:
+def _of_input(name: str, parameters: Parameters) -> SharedRange | None:
     where = f"the input {name!r:.80}"
-    _check_known(parameters, (*_OF_SHARED, *([_BINARY_OF_INPUT] if http else [])), where)
+    _check_known(parameters, (*_OF_SHARED, _BINARY_OF_INPUT), where)
     return shared_range(parameters, where)
 
 
@@ -208,7 +209,8 @@ def _wanted_outputs(named: Iterable[tuple[str, Parameters]], *, http: bool) -> d
             raise CallerError(f"the request asks for the output {name!r:.80} twice; ask once")
         check_name_length(name, "a requested output")
         where = f"the output {name!r}"
-        _check_known(parameters, (*_OF_OUTPUT, *([_BINARY_OF_OUTPUT] if http else [])), where)
+        _check_known(parameters, (*_OF_OUTPUT, _BINARY_OF_OUTPUT), where)
+        _check_binary(parameters, _BINARY_OF_OUTPUT, where, http=http)
         classes = _whole(parameters.get("classification", 0), "classification", where, MOST_CLASSES)
         shared = shared_range(parameters, where)
         if shared is not None and classes:
@@ -235,6 +237,11 @@ def _check_known(parameters: Parameters, known: Sequence[str], where: str) -> No
                 f"{where} has the parameter {name!r:.80}, which this endpoint does not know; it takes "
                 f"{', '.join(known)}"
             )
+
+
+def _check_binary(parameters: Parameters, name: str, where: str, *, http: bool) -> None:
+    if _flag(parameters, name, where) is False and not http:
+        raise CallerError(f"the parameter {name!r} of {where} is false; over gRPC outputs are binary: leave it out")
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str) -> bool | None:

@@ -45,7 +45,7 @@ def parse_request(message: Any, received: Received | None = None) -> InferReques
     """
     apart = received or Received(message, message.raw_input_contents, {})
     _check_bounds(message)
-    of_inputs = [parameters(each.parameters) for each in message.inputs]
+    of_inputs = [parameters(each.parameters, f"the input {each.name!r}") for each in message.inputs]
     brought = [index for index, each in enumerate(of_inputs) if each.get("shared_memory_region") is None]
     if apart.raw and len(apart.raw) != len(brought):
         raise CallerError(
@@ -59,8 +59,10 @@ def parse_request(message: Any, received: Received | None = None) -> InferReques
         else _in_shared_memory(each, large=index in apart.contents)
         for index, each in enumerate(message.inputs)
     ]
-    wanted = [(each.name, parameters(each.parameters)) for each in message.outputs]
-    given = parameters(message.parameters)
+    for tensor, of_input in zip(inputs, of_inputs, strict=True):
+        _check_size(tensor, of_input, raw=bool(apart.raw))
+    wanted = [(each.name, parameters(each.parameters, f"the output {each.name!r}")) for each in message.outputs]
+    given = parameters(message.parameters, "the request")
     return make_request(inputs, message.id or None, given, of_inputs, wanted, http=False)
 
 
@@ -75,10 +77,15 @@ def _check_bounds(message: Any) -> None:
         check_count(f"dimensions of the input {each.name!r}", len(each.shape), MOST_DIMENSIONS)
 
 
-def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as plain values."""
-    chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
-    return {name: getattr(given[name], choice) for name, choice in chosen.items() if choice is not None}
+def parameters(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return parameters as plain values. Raises CallerError for one without a value."""
+    found = {}
+    for name, value in given.items():
+        choice = value.WhichOneof("parameter_choice")
+        if choice is None:
+            raise CallerError(f"the parameter {name!r:.80} of {where} has no value that is known here")
+        found[name] = getattr(value, choice)
+    return found
 
 
 def _input(message: Any, raw: bytes | memoryview | None, *, large: bool) -> Tensor:
@@ -91,6 +98,19 @@ def _input(message: Any, raw: bytes | memoryview | None, *, large: bool) -> Tens
     if dtype not in _CONTENTS:
         raise CallerError(f"the input {name!r} is {dtype}, which travels in raw_input_contents only")
     return Tensor(name, dtype, shape, b"" if large else _packed(name, dtype, message.contents))
+
+
+def _check_size(tensor: Tensor, given: Mapping[str, Any], *, raw: bool) -> None:
+    """Check the binary size of an input, which KServe's client states over gRPC as over HTTP. Raises CallerError."""
+    size = given.get("binary_data_size")
+    if size is None:
+        return
+    if not raw:
+        raise CallerError(f"the input {tensor.name!r} has the parameter 'binary_data_size' and no raw_input_contents")
+    if isinstance(size, bool) or not isinstance(size, int) or size != tensor.nbytes:
+        raise CallerError(
+            f"the input {tensor.name!r} claims {size!r:.40} binary bytes; its raw_input_contents have {tensor.nbytes}"
+        )
 
 
 def _in_shared_memory(message: Any, *, large: bool) -> Tensor:

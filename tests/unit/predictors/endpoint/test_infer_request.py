@@ -67,14 +67,21 @@ def test_an_extension_that_is_not_offered_is_refused_by_name(name: str, extensio
         ({"of_input": {"content_type": "np"}}, True, "the input 'x' has the parameter 'content_type'"),
         ({"outputs": {"y": {"class": 3}}}, True, "the output 'y' has the parameter 'class'"),
         ({"parameters": {"triton_unknown": 1}}, True, "'triton_unknown'"),
-        ({"parameters": {"binary_data_output": True}}, False, "the request has the parameter 'binary_data_output'"),
-        ({"of_input": {"binary_data_size": 8}}, False, "the input 'x' has the parameter 'binary_data_size'"),
-        ({"outputs": {"y": {"binary_data": True}}}, False, "the output 'y' has the parameter 'binary_data'"),
     ],
 )
 def test_a_parameter_that_is_not_known_is_refused_by_name(given: dict[str, Any], http: bool, named: str) -> None:
     with pytest.raises(CallerError, match=f"{named}, which this endpoint does not know; it takes "):
         request(**given, http=http)
+
+
+@pytest.mark.parametrize(
+    "given", [{"parameters": {"binary_data_output": False}}, {"outputs": {"y": {"binary_data": False}}}]
+)
+def test_parameters_for_binary_data_are_known_over_grpc_where_they_ask_for_what_is_done(given: dict[str, Any]) -> None:
+    with pytest.raises(CallerError, match="over gRPC outputs are binary"):
+        request(**given, http=False)
+    request(**given, http=True)
+    request(parameters={"binary_data_output": True}, outputs={"y": {"binary_data": True}}, http=False)
 
 
 def test_outputs_say_how_they_are_sent() -> None:

@@ -54,7 +54,6 @@ def test_parameters_and_wanted_outputs_are_plain_values() -> None:
     made.id = "7"
     made.parameters["keep_alive"].int64_param = 3
     made.parameters["deadline"].double_param = 0.5
-    made.parameters["empty"].Clear()
     made.outputs.add(name="y")
     found = parse_request(made)
     assert (found.id, found.parameters, found.wanted) == ("7", {"keep_alive": 3, "deadline": 0.5}, {"y": Wanted()})
@@ -80,6 +79,26 @@ def test_parameters_and_wanted_outputs_are_plain_values() -> None:
 def test_what_is_wrong_is_named(made: Any, message: str) -> None:
     with pytest.raises(CallerError, match=message):
         parse_request(made)
+
+
+def test_a_parameter_without_a_value_is_refused_by_name() -> None:
+    made = request("FP32", [0])
+    made.inputs[0].parameters["empty"].Clear()
+    with pytest.raises(CallerError, match=r"'empty' of the input .*has no value"):
+        parse_request(made)
+
+
+def test_a_binary_size_is_that_of_the_raw_contents() -> None:
+    def sized(size: int, raw: list[bytes]) -> Any:
+        made = request("FP32", [1], raw, **({} if raw else {"fp32_contents": [1]}))
+        made.inputs[0].parameters["binary_data_size"].int64_param = size
+        return made
+
+    assert parse_request(sized(4, [b"1234"])).inputs[0].nbytes == 4
+    with pytest.raises(CallerError, match="claims 8 binary bytes"):
+        parse_request(sized(8, [b"1234"]))
+    with pytest.raises(CallerError, match="no raw_input_contents"):
+        parse_request(sized(4, []))
 
 
 def test_contents_that_are_not_there_are_too_few_bytes() -> None:
