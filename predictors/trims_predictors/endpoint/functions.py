@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from trims_client.faas import parse_event
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 #: Headers of a request -> the parameter of an inference request that says the same.
 OPTIONS = {"trims-deadline": "deadline", "trims-keep-alive": "keep_alive", "trims-priority": "priority"}
 _PLACE = "trims-place"
+#: All headers of that kind. No other is taken, and none at other routes.
+HEADERS = (*OPTIONS, _PLACE)
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def check_function(deployment: Deployment) -> None:
@@ -65,13 +69,14 @@ def event_request(body: memoryview, event: CloudEvent | None, headers: Iterable[
 def _options(headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for header, value in headers:
-        if header == _PLACE:
-            found["place"] = value
-        elif name := OPTIONS.get(header):
-            try:
-                found[name] = int(value) if name == "priority" else float(value)
-            except ValueError:
-                raise CallerError(f"the header {header} is {value!r:.80}; it must be a number") from None
+        name = "place" if header == _PLACE else OPTIONS.get(header)
+        if name is None:
+            continue
+        if name in found:
+            raise CallerError(f"the request has the header {header} twice; send one")
+        if name != "place" and not _NUMBER.fullmatch(value):
+            raise CallerError(f"the header {header} is {value!r:.80}; it must be a number")
+        found[name] = value if name == "place" else float(value) if "." in value else int(value)
     return found
 
 

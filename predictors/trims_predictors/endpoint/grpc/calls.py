@@ -45,6 +45,8 @@ _MOST_LETTERS = 1000
 _RETRY = (("grpc-retry-pushback-ms", str(RETRY_AFTER_S * 1000)),)
 #: Seconds between two warnings that calls are refused.
 _WARN_AGAIN_S = 60.0
+#: Beginning of the names of metadata that ask for something of trims: there are none.
+_PREFIX = "trims-"
 _NEEDS_TOKEN = "this endpoint needs `authorization: Bearer TOKEN`"  # noqa: S105 - no token, but where it goes
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             return _refusing(grpc.StatusCode.UNIMPLEMENTED, why_no_method(details.method))
         if not details.method.endswith(_OPEN_METHODS) and not self._admits(details):
             return _refusing(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
+        for name, _ in details.invocation_metadata or ():
+            if name.startswith(_PREFIX):
+                why = f"the metadata {name:.80} is not known here; over gRPC a request says such things in `parameters`"
+                return _refusing(grpc.StatusCode.INVALID_ARGUMENT, why)
         if not details.method.endswith(_OF_HEALTH):
             tenant = caller()
             kind = "" if tenant is None else tenant.name, bool(handler.request_streaming)

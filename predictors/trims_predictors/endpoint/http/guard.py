@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from trims_predictors.endpoint.functions import HEADERS
 from trims_predictors.endpoint.http.error_answers import error_answer
 from trims_predictors.endpoint.http.openapi import is_open
 from trims_predictors.endpoint.json.text import SMALL_BYTES
@@ -22,6 +23,11 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _ONLY_READS = ("GET", "HEAD", "OPTIONS")
 #: Values of Sec-Fetch-Site for requests of the endpoint's own page, and for requests that no page has made.
 _OWN_PAGE = ("same-origin", "none")
+
+
+#: Beginning of the names of headers that ask for something of trims, and of the paths that take them.
+_PREFIX, _FUNCTIONS = "trims-", "/functions/"
+_LISTED = ", ".join(HEADERS)
 
 
 class Guard:
@@ -53,7 +59,8 @@ class Guard:
         if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
             return error_answer(request, 403, "requests from pages of other sites are not taken")
         # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
-        return None if is_open(request.scope["path"]) else self._not_allowed(request)
+        path = request.scope["path"]
+        return (None if is_open(path) else self._not_allowed(request)) or _unknown_header(request, path)
 
     def _not_allowed(self, request: Request) -> Response | None:
         """The answer to a request that its caller may not make; None if it may."""
@@ -71,6 +78,16 @@ class Guard:
             403,
             f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2 and /functions",
         )
+
+
+def _unknown_header(request: Request, path: str) -> Response | None:
+    """Return the answer to a request with a header of ours that would be ignored; None for any other request."""
+    known = HEADERS if path.startswith(_FUNCTIONS) else ()
+    for name in request.headers:
+        if name.startswith(_PREFIX) and name not in known:
+            takes = f"takes {_LISTED}" if known else f"takes none of this kind; {_FUNCTIONS}NAME takes {_LISTED}"
+            return error_answer(request, 400, f"the header {name:.80} is not known here: {path:.200} {takes}")
+    return None
 
 
 def _is_of_a_browser(request: Request) -> bool:

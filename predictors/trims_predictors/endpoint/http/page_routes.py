@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from trims.core.errors import BrokenWeightsError, CallerError, PermissionDeniedError
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
+from trims_predictors.endpoint.request_limits import check_fields
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.service import Service
@@ -77,7 +78,9 @@ def _add_files(router: APIRouter) -> None:
 
 def _add_orders(router: APIRouter, service: Service, most_body_bytes: int) -> None:
     async def place_in(request: Request) -> str | None:
-        place = (await read_object(request, most_body_bytes)).get("place")
+        given = await read_object(request, most_body_bytes)
+        check_fields(given, ("place",), "the request")
+        place = given.get("place")
         if place is not None and not isinstance(place, str):
             raise CallerError(f"'place' must be a text such as cpu, not {place!r:.80}")
         return place or None

@@ -40,6 +40,8 @@ def test_a_cloud_event_is_its_attributes_and_its_data() -> None:
         (b"{", CloudEvent({"id": "1"}, "json"), []),
         (b"1", None, [("trims-priority", "1.5")]),
         (b"1", None, [("trims-deadline", "nan")]),
+        (b"1", None, [("trims-deadline", "1_0")]),
+        (b"1", None, [("trims-deadline", "1"), ("trims-deadline", "2")]),
         (b"1", None, [("trims-place", "moon")]),
     ],
 )

@@ -159,3 +159,11 @@ def test_metadata_up_to_one_bound_is_taken_and_more_is_refused() -> None:
     service = StandIn()
     assert refusal(service, work)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len(service.seen) == 20
+
+
+def test_metadata_of_ours_that_nothing_reads_is_refused_by_name() -> None:
+    async def work(stub: Any) -> None:
+        await stub.ModelInfer(REQUEST, metadata=[("trims-deadline", "3")])
+
+    code, text = refusal(StandIn(), work)
+    assert (code, "trims-deadline" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)

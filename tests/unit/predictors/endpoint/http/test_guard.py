@@ -89,3 +89,20 @@ def test_a_request_without_a_token_keeps_its_connection_only_if_its_body_is_smal
     reply = ask("POST", "/v2/models/m/infer", token="secret", **headers)
     assert reply.status == 401
     assert ("connection" in reply.headers) == closes
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/m/infer", "/v1/completions", "/ui/models", "/functions", "/v2/health/live"]
+)
+def test_headers_of_ours_are_refused_where_nothing_takes_them(path: str) -> None:
+    reply = ask("POST", path, trims_deadline="3")
+    assert reply.status == 400
+    assert "trims-deadline" in reply.body.decode()
+
+
+def test_a_function_takes_the_headers_that_are_named_in_the_refusal_of_others() -> None:
+    known = ("trims-deadline", "trims-keep-alive", "trims-priority", "trims-place")
+    assert ask("POST", "/functions/f", **{each.replace("-", "_"): "1" for each in known}).status == 200
+    refused = ask("POST", "/functions/f", trims_dead_line="1")
+    assert refused.status == 400
+    assert all(each in refused.body.decode() for each in ("trims-dead-line", *known))
