@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -78,6 +79,15 @@ def test_a_client_by_others_works_as_it_is(
         [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False
     )
     assert done.stdout.endswith("fine\n"), done.stderr
+
+
+def test_every_client_of_the_clients_environment_asks_the_endpoint_in_some_check() -> None:
+    made = re.search(r"^\$\(CLIENTS_READY\):.*?(?=^\t@cd)", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+    assert made is not None
+    clients = re.findall(r"'([a-z_]+)(?:\[[a-z,]+\])?==", made[0])
+    checks = "".join(each.read_text() for each in sorted(SUPPORT.glob("*_side.py")))
+    asked = {name for name in clients if re.search(rf"^\s*(import|from) {name}\b", checks, re.MULTILINE)}
+    assert set(clients) - asked == {"schemathesis"}, "test_endpoint_document.py runs that one"
 
 
 @pytest.mark.clients

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,14 @@ from repository import ROOT, SUPPORT
 from serving import Serving, serving_in
 from stub_hub import stub_hub
 from tiny_models import named, save
+from trims_predictors.endpoint.json.openai_requests import (
+    CHAT,
+    COMPLETIONS,
+    DEFAULTS,
+    EMBEDDINGS,
+    HONOURED,
+    NOT_OFFERED,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,6 +211,62 @@ def test_errors_have_the_form_of_their_protocol(served: Served) -> None:
         found, answer = served.endpoint.ask("POST", path, body)
         assert (found, set(answer["error"])) == (status, {"message", "type", "param", "code"}), (path, answer)
     assert served.endpoint.ask("GET", "/v1/completions")[1]["error"]["type"] == "invalid_request_error"
+
+
+#: A right value for each field of OpenAI's API that is followed.
+VALUES: dict[str, Any] = {
+    "input": ["hello", "the cat"], "encoding_format": "base64", "prompt": "hello world", "echo": True, "stream": True,
+    "messages": [{"role": "user", "content": "hello world"}], "temperature": 0.5, "top_p": 0.5, "seed": 7,
+    "stop": "cat", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "max_tokens": 2, "max_completion_tokens": 2, "user": "me",
+    "safety_identifier": "me", "prompt_cache_key": "a key", "stream_options": {"include_usage": True},
+}  # fmt: skip
+LEAST: dict[str, dict[str, Any]] = {
+    EMBEDDINGS: {"model": "embedder", "input": "hello"},
+    COMPLETIONS: {"model": "writer", "prompt": "hello world", "max_tokens": 2},
+    CHAT: {"model": "writer", "messages": VALUES["messages"], "max_tokens": 2},
+}
+
+
+def openai_answers(served: Served, route: str, name: str, value: object) -> tuple[int, str]:
+    """Status and answer of a request with one more field, or with another value of one."""
+    needed = {"stream": True} if name == "stream_options" else {}
+    body = json.dumps({**LEAST[route], **needed, name: value}).encode()
+    url = f"http://127.0.0.1:{served.endpoint.port}/v1/{route}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())["error"]["message"]
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
+@pytest.mark.parametrize("route", [EMBEDDINGS, COMPLETIONS, CHAT])
+def test_each_field_that_openai_documents_is_followed_or_refused_by_name(served: Served, route: str) -> None:
+    told = subprocess.run([CLIENTS_PYTHON, SUPPORT / "openai_fields.py"], capture_output=True, text=True, check=True)
+    tables = {*HONOURED[route], *DEFAULTS[route], *NOT_OFFERED[route]}
+    assert set(json.loads(told.stdout)[route]) <= tables, "OpenAI documents more by now"
+    for name in sorted(tables - {"model"}):
+        right = [VALUES[name]] if name in HONOURED[route] else DEFAULTS[route].get(name, ())
+        for value in right:
+            status, text = openai_answers(served, route, name, value)
+            assert status == 200, (name, value, text)
+            assert "error" not in text
+        for value in (True, 1, 0, "false", {"a": 1}, [1], ["a"], 0.25):
+            kind = HONOURED[route].get(name)
+            if (kind is not None and kind.fits(value)) or any(
+                type(value) is type(each) and value == each for each in right
+            ):
+                continue
+            status, text = openai_answers(served, route, name, value)
+            assert (status, name in text) == (400, True), (name, value, text)
+
+
+def test_the_models_of_openais_route_take_no_fields(served: Served) -> None:
+    listed = served.endpoint.ask("GET", "/v1/models")[1]
+    assert {each["id"] for each in listed["data"]} >= {"embedder", "writer"}
+    assert served.endpoint.ask("POST", "/v1/models", {"limit": 1})[0] == 405
 
 
 def test_a_text_that_is_too_long_and_one_of_ten_megabytes_are_refused(served: Served) -> None:

@@ -35,6 +35,8 @@ def check_openai(port: str, _: str) -> None:
         assert "".join(part.choices[0].text for part in parts) == made.choices[0].text
         echo = client.completions.create(model="writer", prompt=["hello world", "the cat"], max_tokens=3, echo=True)
         assert [each.text[:5] for each in echo.choices] == ["hello", "the c"]
+        echoed = client.completions.create(model="writer", prompt="hello world", max_tokens=6, echo=True, stream=True)
+        assert "".join(part.choices[0].text for part in echoed) == "hello world" + made.choices[0].text
 
 
 def check_openai_chat(port: str, _: str) -> None:
