@@ -15,6 +15,8 @@ from looking import wait_until
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 
+from trims.control import admin
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -130,6 +132,24 @@ def test_a_crash_while_loading_is_remembered_until_a_request_is_answered(
         switch.write_text("load")
         assert endpoint.infer("m", [1.0])[0] == 200
         assert doors.model_ready() == [True, True]
+
+
+def test_while_the_daemon_drains_the_endpoint_is_live_and_no_model_is_ready(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+    endpoint = start()
+    with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+        doors = Doors(endpoint, channel)
+        assert endpoint.infer("m", [1.0])[0] == 200
+        assert (doors.live(), doors.ready(), doors.model_ready()) == ([True] * 2, [True] * 4, [True] * 2)
+        with admin(daemon.config.runtime_dir) as control:
+            control.drain()
+        assert doors.model_ready() == [False] * 2
+        assert endpoint.ask("GET", "/v2/health/ready")[0] == 503
+        assert (doors.live(), doors.ready()) == ([True] * 2, [False] * 4)
+        (index,) = endpoint.ask("POST", "/v2/repository/index", {})[1]
+        assert (index["state"], "draining" in index["reason"]) == ("UNAVAILABLE", True)
 
 
 def test_while_the_endpoint_ends_it_is_live_and_not_ready_at_every_door(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
-from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.core.errors import ModelNotFoundError, PermissionDeniedError, TrimsError
 from trims.manifests.references import name_of
 from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
 
-#: Seconds for the daemon to report where its files are.
+#: Seconds for the daemon to report its state, and where its files are.
 _PATIENCE_S = 2.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "schedule_policy",
@@ -110,8 +110,9 @@ class Service:
     async def is_ready(self) -> bool:
         """Return whether the daemon answers and takes opens, and the endpoint takes requests."""
         try:
-            self._was_ready = (await self._daemon.status()).health.status == "serving"
-        except TrimsError:
+            status = await asyncio.wait_for(self._daemon.status(), _PATIENCE_S)  # it may hang, and probes must not
+            self._was_ready = status.health.status == "serving"
+        except (TrimsError, asyncio.TimeoutError):
             self._was_ready = False
         if self._was_ready:
             await self._hide_files()  # which is also where this endpoint records traces from its first request on
@@ -316,12 +317,24 @@ class Service:
         }
 
     async def why_not_ready(self, model: str, version: str = "") -> str:
-        """Return why a model is not to be asked now; empty if it is ready. A model that was not tried yet is.
+        """Return why a model cannot take requests now; empty if it is ready, or nothing speaks against it.
 
-        Raises as `deployment` does.
+        Raises ModelNotFoundError, and PermissionDeniedError for a tenant that may not open it.
         """
-        deployment = await self.deployment(model, version)
-        return "the endpoint is ending" if self._draining else self.pool.failures.reason(deployment)
+        try:
+            deployment = await self.deployment(model, version)
+        except (ModelNotFoundError, PermissionDeniedError):
+            raise
+        except TrimsError as error:
+            return str(error)
+        await self.is_ready()
+        return self._why_nothing_is_ready() or self.pool.failures.reason(deployment)
+
+    def _why_nothing_is_ready(self) -> str:
+        """Return why no model can take requests, as it was found last; empty if models can."""
+        if self._draining:
+            return "the endpoint is ending"
+        return "" if self._was_ready else "the daemon takes no opens: it is draining, or does not answer (trims status)"
 
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """Return Triton's configuration of a model, which load generators ask for before they begin."""
@@ -360,7 +373,7 @@ class Service:
     async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """The model repository: READY are models that are resident, unless they could not be loaded last."""
         found = []
-        models = await self.models()
+        models, _ = await self.models(), await self.is_ready()
         states = await asyncio.to_thread(lambda: list(map(self._state, models)))  # they look at environments
         for model, (state, reason) in zip(models, states, strict=True):
             if state == "READY" or not ready:
@@ -368,8 +381,8 @@ class Service:
         return found
 
     def _state(self, model: Model) -> tuple[str, str]:
-        if self._draining:
-            return "UNAVAILABLE", "the endpoint is ending"
+        if reason := self._why_nothing_is_ready():
+            return "UNAVAILABLE", reason
         if trouble := self._trouble(model) or self._failure(model):
             return "UNAVAILABLE", trouble
         places = [replica.place for replica in model.replicas if replica.state == "sealed"]

@@ -1,8 +1,8 @@
 """grpc.health.v1: the checks of load balancers and Kubernetes before they send requests.
 
-The endpoint serves while the daemon does. The daemon is asked now and then rather than at each check, because a
-watcher is notified of a change that it did not ask for. The servicer of grpcio-health-checking is not used: its
-watchers keep a server that ends waiting for them. Here they get NOT_SERVING and their streams end.
+The endpoint serves while the daemon does. The daemon is asked at each check, as over HTTP, and now and then for
+watchers, who are notified of a change that they did not ask for. The servicer of grpcio-health-checking is not used:
+its watchers keep a server that ends waiting for them. Here they get NOT_SERVING and their streams end.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Health(health_pb2_grpc.HealthServicer):
         """The status of a service now. An unknown one is NOT_FOUND, as the protocol says."""
         if request.service not in SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r:.80}")
+        await self._look()
         return _Answer(status=self._status())
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -76,10 +77,13 @@ class Health(health_pb2_grpc.HealthServicer):
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            serving = await self._is_ready()
-            if serving != self._serving:
-                self._serving = serving
-                self._tell()
+            await self._look()
+
+    async def _look(self) -> None:
+        serving = await self._is_ready()
+        if serving != self._serving:
+            self._serving = serving
+            self._tell()
 
     def _tell(self) -> None:
         """Wake all watchers; each has the event that was there when it looked."""

@@ -288,6 +288,26 @@ def test_while_the_endpoint_ends_neither_it_nor_any_model_is_ready(service: Serv
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("health", ["draining", None])
+def test_while_the_daemon_takes_no_opens_no_model_is_ready(
+    service: Service, daemon: Daemon, health: str | None
+) -> None:
+    async def run() -> None:
+        assert await service.why_not_ready("m") == ""
+        daemon.health = health
+        assert "the daemon takes no opens" in await service.why_not_ready("m")
+        assert {each["state"] for each in await service.index()} == {"UNAVAILABLE"}
+        daemon.health = "serving"
+        assert await service.why_not_ready("m") == ""
+
+    asyncio.run(run())
+
+
+def test_a_model_that_nothing_runs_is_not_ready_with_the_reason(service: Service, daemon: Daemon) -> None:
+    daemon.known["odd"] = model("odd")
+    assert "odd" in asyncio.run(service.why_not_ready("odd"))
+
+
 def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, daemon: Daemon, pool: WorkerPool) -> None:
     async def run() -> None:
         deployment = await service.deployment("m")

@@ -105,9 +105,15 @@ def test_a_watcher_of_an_unknown_service_waits_for_it() -> None:
     serve(work)
 
 
-def test_it_is_not_serving_before_it_was_asked() -> None:
-    async def run() -> None:
-        health = Health(Asked().is_ready)
-        assert (await health.Check(pb.HealthCheckRequest(), None)).status == NOT_SERVING
+def test_each_check_asks_and_watchers_learn_what_it_found() -> None:
+    async def work(stub: Any, health: Health, asked: Asked) -> None:
+        health._looking.cancel()  # type: ignore[union-attr]  # nothing looks but the checks
+        watch = stub.Watch(pb.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        for ready, status in ((False, NOT_SERVING), (True, SERVING)):
+            asked.ready = ready
+            assert (await stub.Check(pb.HealthCheckRequest())).status == status
+            assert (await watch.read()).status == status
+        watch.cancel()
 
-    asyncio.run(run())
+    serve(work)
