@@ -217,8 +217,8 @@ def test_errors_have_the_form_of_their_protocol(served: Served) -> None:
 VALUES: dict[str, Any] = {
     "input": ["hello", "the cat"], "encoding_format": "base64", "prompt": "hello world", "echo": True, "stream": True,
     "messages": [{"role": "user", "content": "hello world"}], "temperature": 0.5, "top_p": 0.5, "seed": 7,
-    "stop": "cat", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "max_tokens": 2, "max_completion_tokens": 2, "user": "me",
-    "safety_identifier": "me", "prompt_cache_key": "a key", "stream_options": {"include_usage": True},
+    "stop": "cat", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "max_tokens": 2, "max_completion_tokens": 2,
+    "user": "me", "safety_identifier": "me", "prompt_cache_key": "a key", "stream_options": {"include_usage": True},
 }  # fmt: skip
 LEAST: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"model": "embedder", "input": "hello"},

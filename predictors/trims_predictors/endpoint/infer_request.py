@@ -126,7 +126,8 @@ def make_request(
         NotOfferedError: It belongs to an extension that is not offered.
     """
     _check_known(parameters, (*_OF_REQUEST, _BINARY_OF_REQUEST), "the request")
-    _check_binary(parameters, _BINARY_OF_REQUEST, "the request", http=http)
+    if not http:
+        _check_binary(parameters, _BINARY_OF_REQUEST, "the request")
     _flag(parameters, "triton_enable_empty_final_response", "the request")
     shared = {
         index: found
@@ -210,7 +211,8 @@ def _wanted_outputs(named: Iterable[tuple[str, Parameters]], *, http: bool) -> d
         check_name_length(name, "a requested output")
         where = f"the output {name!r}"
         _check_known(parameters, (*_OF_OUTPUT, _BINARY_OF_OUTPUT), where)
-        _check_binary(parameters, _BINARY_OF_OUTPUT, where, http=http)
+        if not http:
+            _check_binary(parameters, _BINARY_OF_OUTPUT, where)
         classes = _whole(parameters.get("classification", 0), "classification", where, MOST_CLASSES)
         shared = shared_range(parameters, where)
         if shared is not None and classes:
@@ -239,8 +241,9 @@ def _check_known(parameters: Parameters, known: Sequence[str], where: str) -> No
             )
 
 
-def _check_binary(parameters: Parameters, name: str, where: str, *, http: bool) -> None:
-    if _flag(parameters, name, where) is False and not http:
+def _check_binary(parameters: Parameters, name: str, where: str) -> None:
+    """Raise CallerError for a request over gRPC that asks for outputs that are not binary."""
+    if _flag(parameters, name, where) is False:
         raise CallerError(f"the parameter {name!r} of {where} is false; over gRPC outputs are binary: leave it out")
 
 

@@ -77,7 +77,7 @@ def test_a_parameter_that_is_not_known_is_refused_by_name(given: dict[str, Any],
 @pytest.mark.parametrize(
     "given", [{"parameters": {"binary_data_output": False}}, {"outputs": {"y": {"binary_data": False}}}]
 )
-def test_parameters_for_binary_data_are_known_over_grpc_where_they_ask_for_what_is_done(given: dict[str, Any]) -> None:
+def test_outputs_over_grpc_may_be_asked_for_as_binary_and_no_otherwise(given: dict[str, Any]) -> None:
     with pytest.raises(CallerError, match="over gRPC outputs are binary"):
         request(**given, http=False)
     request(**given, http=True)
