@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -154,6 +155,86 @@ def test_a_damaged_blob_of_a_hubs_cache_is_never_served_as_what_its_hub_states(f
         blob.unlink()
         assert second.run("pull", "model").returncode == 0
         assert sum_of(second, "model", "cpu") == truth(data)
+
+
+def damage(folder: Path) -> Path:
+    """Damage the blob of `org/model` in the hub's cache; return its path."""
+    (link,) = (folder / "hf").rglob("snapshots/*/model.safetensors")
+    blob = link.resolve()
+    with blob.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\xff" * 1000)
+    return blob
+
+
+def fetched_into_cache(folder: Path, hub: StubHub, data: bytes) -> Path:
+    """Have another daemon fetch `org/model` into the hub's cache, and damage its blob; return the blob's path."""
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": data})
+    with serving_in(folder / "one", **of_hub(folder, hub)) as first:
+        first.start()
+        assert first.run("pull", "hf://org/model").returncode == 0
+    return damage(folder)
+
+
+def test_a_damaged_blob_is_refused_after_a_restart_and_shown(folder: Path, hub: StubHub) -> None:
+    data = weights(3)
+    blob = fetched_into_cache(folder, hub, data)
+    with serving_in(folder / "two", **of_hub(folder, hub)) as serving:
+        process = serving.start()
+        assert serving.run("pull", "hf://org/model").returncode == 0
+        sum_of(serving, "model")  # whom it is served, as it is read behind this first reader
+        wait_until(lambda: str(blob) in serving.run("ps").stdout)
+        process.kill()
+        process.wait()
+        serving.start()
+        with pytest.raises(DigestMismatchError, match=f"{blob}.*remove that file, and pull again"):
+            sum_of(serving, "model")
+        (shown,) = json.loads(serving.run("ps", "--json").stdout)["transfers"]
+        assert (shown["what"], shown["address"]) == ("damaged", "hf://org/model")
+        checked = serving.run("check")
+        assert (checked.returncode, str(blob) in checked.stdout) == (1, True)
+        refused = serving.run("pull", "--update", "model")
+        assert (refused.returncode, str(blob) in refused.stderr) == (1, True)
+        blob.unlink()
+        assert serving.run("pull", "model").returncode == 0
+        assert sum_of(serving, "model") == truth(data)
+        assert serving.run("check").returncode == 0
+        assert "damaged" not in serving.run("ps").stdout
+
+
+@pytest.mark.parametrize("by", ["setting", "pull", "add"])
+def test_a_damaged_blob_is_never_served_if_it_is_proven_first(by: str, folder: Path, hub: StubHub) -> None:
+    data = weights(3)
+    blob = fetched_into_cache(folder, hub, data)
+    setting = {"TRIMS_PROVE": "first"} if by == "setting" else {}
+    flag = [] if by == "setting" else ["--prove", "first"]
+    with serving_in(folder / "two", **of_hub(folder, hub, **setting)) as serving:
+        serving.start()
+        words = ["add" if by == "add" else "pull", "hf://org/model", *flag]
+        refused = serving.run(*words)
+        assert (refused.returncode, str(blob) in refused.stderr) == (1, True)
+        assert serving.run("list", "--names").stdout == ""
+        blob.unlink()
+        pulled = serving.run(*words)
+        assert pulled.returncode == 0, pulled.stderr
+        assert sum_of(serving, "model") == truth(data)
+
+
+@pytest.mark.parametrize("command", ["pull", "add"])
+def test_an_interrupted_fetch_leaves_neither_a_name_nor_a_transfer(command: str, folder: Path, hub: StubHub) -> None:
+    hub.add("org/model", {"config.json": b"{}", "model.safetensors": weights(1, 24)})
+    hub.faults.bytes_per_s = 2e6
+    with serving_in(folder, **of_hub(folder, hub)) as serving:
+        serving.start()
+        fetching = subprocess.Popen([*COMMAND, command, "hf://org/model"], env=serving.environment,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        wait_until(lambda: sum(hub.sent.values()) > 1 << 20)
+        fetching.send_signal(signal.SIGINT)
+        _, said = fetching.communicate(timeout=_DEADLINE_S)
+        assert fetching.returncode == 130
+        assert b"interrupted: model is not registered" in said
+        assert serving.run("list", "--names").stdout == ""
+        wait_until(lambda: not json.loads(serving.run("ps", "--json").stdout)["transfers"])
 
 
 def test_a_mistyped_address_leaves_no_model_behind(folder: Path, hub: StubHub) -> None:

@@ -286,7 +286,7 @@ def test_ps_shows_what_is_resident_and_which_process_holds_it(trims: Command, ma
     assert "nothing is resident" in trims.done("ps")
     trims.done("add", manifest("small"))
     with connect(trims.runtime_dir, agent="reader") as session, session.open("small", place="cpu"):
-        on_cpu, on_disk = (has(replica, REPLICA) for replica in trims.json("ps"))
+        on_cpu, on_disk = (has(replica, REPLICA) for replica in trims.json("ps")["replicas"])
         assert (on_cpu["place"], on_disk["place"]) == ("cpu", "disk")
         assert on_cpu["names"] == ["small"]
         (holder,) = on_cpu["holders"]
@@ -450,7 +450,7 @@ def test_load_evict_and_load_again(trims: Command, manifest: Callable[..., Path]
     assert "small is not resident at cpu" in trims.done("evict", "small")
     assert "small is at cpu" in trims.done("load", "small")
     assert trims.json("evict", "small", "--all-tiers")["freed"] == ["cpu", "disk"]
-    assert trims.json("ps") == []
+    assert trims.json("ps")["replicas"] == []
 
 
 def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
@@ -461,13 +461,13 @@ def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
         checkpoint("m", nbytes=2000)
         daemon.store.resolver.looked_stale(f"file:{path}")
         session.open_file(path).close()
-        (nameless,) = [each for each in trims.json("ps") if not each["names"]]
+        (nameless,) = [each for each in trims.json("ps")["replicas"] if not each["names"]]
         shown = nameless["key"][:16]
         assert shown in trims.done("ps")
         assert "0" * 8 in trims.refused("evict", "0" * 8)
         assert trims.json("evict", shown, "--drain") == {"freed": [], "draining": ["cpu"]}
-    wait_until(lambda: len(trims.json("ps")) == 1, "it goes with its last reader")
-    assert [each["names"] for each in trims.json("ps")] == [[f"file:{path}"]]
+    wait_until(lambda: len(trims.json("ps")["replicas"]) == 1, "it goes with its last reader")
+    assert [each["names"] for each in trims.json("ps")["replicas"]] == [[f"file:{path}"]]
     assert trims.json("evict", str(path)) == {"freed": ["cpu"], "draining": []}
 
 
@@ -491,7 +491,7 @@ def test_pin_loads_and_keeps_until_unpin(trims: Command, manifest: Callable[...,
     assert "not pinned at cpu any more" in trims.done("unpin", "small")
     assert "small is freed at cpu" in trims.done("evict", "small")
     trims.done("pin", "small", "--place", "disk")
-    assert [replica["pinned"] for replica in trims.json("ps")] == [True]
+    assert [replica["pinned"] for replica in trims.json("ps")["replicas"]] == [True]
 
 
 @pytest.mark.parametrize("command", ["show", "load", "evict", "pin", "unpin", "rm"])

@@ -306,10 +306,14 @@ def test_orders_on_a_function_are_orders_on_its_model(daemon: Daemon, endpoint: 
     for words in (["load", "handler", "--place", "cpu"], ["pin", "handler"]):
         done = command(daemon, *words)
         assert done.returncode == 0, done.stderr
-    (replica,) = (each for each in json.loads(command(daemon, "ps", "--json").stdout) if each["place"] == "cpu")
+    (replica,) = (
+        each for each in json.loads(command(daemon, "ps", "--json").stdout)["replicas"] if each["place"] == "cpu"
+    )
     assert (replica["names"], replica["pinned"]) == (["m"], True)
     assert command(daemon, "rm", "handler").returncode == 0
-    (replica,) = (each for each in json.loads(command(daemon, "ps", "--json").stdout) if each["place"] == "cpu")
+    (replica,) = (
+        each for each in json.loads(command(daemon, "ps", "--json").stdout)["replicas"] if each["place"] == "cpu"
+    )
     assert replica["pinned"], "the pin is the model's"
     add(daemon, "handler")
     assert command(daemon, "unpin", "handler").returncode == 0
@@ -324,7 +328,7 @@ def test_a_model_that_becomes_a_function_of_another_gives_its_image_up(
     before = json.loads(command(daemon, "show", "own", "--json").stdout)["key"]
     add(daemon, "handler", "--name", "own", "--replace")
     assert call(endpoint, "own", {"x": 1}).value["y"] == 2.0
-    keys = {each["key"] for each in json.loads(command(daemon, "ps", "--json").stdout)}
+    keys = {each["key"] for each in json.loads(command(daemon, "ps", "--json").stdout)["replicas"]}
     assert before not in keys
     assert command(daemon, "add", str(checkpoint("own")), "--replace").returncode == 0
     assert json.loads(command(daemon, "show", "own", "--json").stdout)["key"] == before

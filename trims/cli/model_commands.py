@@ -23,6 +23,7 @@ from trims.cli.output import (
     until,
 )
 from trims.cli.predictors import say_predictors
+from trims.cli.transfer_commands import add_prove, interruptible
 from trims.core.errors import CallerError
 from trims.core.functions import FORMS
 from trims.core.units import format_bytes, format_seconds
@@ -54,6 +55,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "run the Python files of such a folder, if its config.json names some"
     add.add_argument("--trust-remote-code", action="store_true", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
+    add_prove(add)
     text = "the registered model that a function gets as its first argument"
     completed(add.add_argument("--model", metavar="MODEL", help=text), MODELS)
     text = f"what a function gets its model as: {', '.join(FORMS)} (default: {FORMS[0]})"
@@ -168,7 +170,11 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
         notes.append(now.note)
         shown(now)
 
-    with admin(options.runtime_dir) as daemon, loading(options.name or source, options.json) as shown:
+    with (
+        admin(options.runtime_dir) as daemon,
+        interruptible(daemon, options.name, source),
+        loading(options.name or source, options.json) as shown,
+    ):
         model = daemon.add(
             source if is_address(source) else Path(source),
             name=options.name,
@@ -177,6 +183,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
             state_key=options.state_key,
             task=options.task,
             trust_remote_code=options.trust_remote_code,
+            prove=options.prove == "first",
             on_progress=follow,
         )
     if not options.lazy and is_address(source):
@@ -269,7 +276,8 @@ def _ps(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         found, transfers = daemon.residents(), daemon.transfers()
     if options.json:
-        say_json([as_json(replica) for replica in found.replicas])
+        replicas, moving = ([as_json(each) for each in some] for some in (found.replicas, transfers))
+        say_json({"replicas": replicas, "transfers": moving})
         return
     table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
     say_transfers(transfers)

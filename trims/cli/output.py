@@ -11,7 +11,9 @@ import functools
 import json
 import re
 import sys
+import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.units import format_bytes, format_seconds
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from trims.control import Device, Loading, Replica
     from trims.control.answers import Transfer
 
+#: Seconds between two lines of progress in a log.
+_LINE_S = 10.0
 #: Characters of control but for ends of lines and tabs, ends of lines that only some programs know, and marks that
 #: turn the direction of what is written.
 _FOLLOWED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -170,7 +174,8 @@ def say_devices(devices: Iterable[Device]) -> None:
 def say_transfers(transfers: Iterable[Transfer]) -> None:
     """Print what is being fetched and pushed, a line each."""
     for each in transfers:
-        say(f"{_TRANSFERS.get(each.what, each.what)} {each.address}: {_how_far(each)}")
+        state = each.trouble if each.what == "damaged" else _how_far(each)
+        say(f"{_TRANSFERS.get(each.what, each.what)} {each.address}: {state}")
 
 
 def _how_far(transfer: Transfer) -> str:
@@ -205,9 +210,12 @@ def until(replica: Replica) -> str:
 
 @contextmanager
 def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
-    """Show a load's progress on standard error during the block, if that is a terminal. Yields what to call with it."""
+    """Show a load's progress on standard error during the block. Yields what to call with it.
+
+    A terminal gets a bar, a log a line now and then.
+    """
     if quiet or not notes().is_terminal:
-        yield _show_nothing
+        yield _show_nothing if quiet else _Lines(name).show
         return
     from rich.progress import (
         BarColumn,
@@ -244,6 +252,21 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
             progress.update(task, description=plain(f"{name}: {phase}"), completed=now.done_bytes, total=total)
 
         yield show
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Progress of a load as lines, for logs: one now and then, and none of a load that takes moments."""
+
+    name: str
+    _at_s: float = field(default_factory=time.monotonic)
+
+    def show(self, now: Loading) -> None:
+        if now.done or time.monotonic() - self._at_s < _LINE_S:
+            return
+        self._at_s = time.monotonic()
+        done = f" {now.done_bytes / now.total_bytes:.0%} of {format_bytes(now.total_bytes)}" if now.total_bytes else ""
+        note(f"{self.name}: {now.phase}{done}")
 
 
 def _show_nothing(_: Loading) -> None:

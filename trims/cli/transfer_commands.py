@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from trims.cli.completion import MODELS, completed
 from trims.cli.connect import admin
 from trims.cli.output import loading, note, say, say_done, say_json
-from trims.core.errors import CallerError, ModelExistsError, TrimsError
+from trims.core.errors import CallerError, ModelExistsError, ModelNotFoundError, TrimsError
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from trims.control import Admin
+
+#: Seconds in which the daemon gives up a pull whose client was interrupted, and between two looks.
+_GIVEN_UP_S, _LOOK_S = 10.0, 0.1
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     completed(pull.add_argument("model", help="a registered model, or an address (hf://, https://, s3://)"), MODELS)
     pull.add_argument("--name", help="name for an address (default: made from it)")
     pull.add_argument("--update", action="store_true", help="take what lies there now, also if it was something else")
+    add_prove(pull)
     pull.add_argument("--json", action="store_true", help="print JSON")
     text = "write a model's image to a bucket, for other machines to pull"
     push = commands.add_parser("push", help=text, description=text)
@@ -43,6 +50,45 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     prune.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_prove(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says when files of a hub's cache are proven."""
+    text = "hash files that lay in a hub's cache already behind their first readers, or first (default: the setting)"
+    parser.add_argument("--prove", choices=("behind", "first"), help=text)
+
+
+@contextlib.contextmanager
+def interruptible(daemon: Admin, name: str | None, address: str) -> Iterator[None]:
+    """Say what an interrupt of a block leaves, which fetches an address: the daemon gives up what no one asks for.
+
+    Args:
+        daemon: Is asked what it still has.
+        name: Of the model; by default made from the address.
+        address: Perhaps the path of a file, of which an interrupt leaves nothing to say.
+    """
+    from trims.manifests.addresses import is_address, name_for, without_secret
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_address(address):
+            raise
+        name, address = name or name_for(address), without_secret(address)
+        until_s = time.monotonic() + _GIVEN_UP_S
+        while time.monotonic() < until_s:
+            try:
+                daemon.show(name)
+            except ModelNotFoundError:
+                note(f"interrupted: {name} is not registered; what has come is kept for `trims pull {address}`")
+                break
+            except TrimsError as error:
+                note(f"interrupted: {error}")
+                break
+            time.sleep(_LOOK_S)
+        else:
+            note(f"interrupted: {name} stays registered, as it was before, or as another client asks for it")
+        raise
+
+
 def _pull(options: argparse.Namespace) -> None:
     from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
 
@@ -50,13 +96,9 @@ def _pull(options: argparse.Namespace) -> None:
         if options.name is not None and not is_address(options.model):
             raise CallerError("--name is for an address; a registered model has its name")
         name, is_new = _registered(daemon, options) if is_address(options.model) else (options.model, False)
-        try:
-            with loading(name, options.json) as shown:
-                done = daemon.pull(name, update=options.update, on_progress=shown)
-        except TrimsError as error:
-            if is_new and not error.retryable:  # a mistyped address leaves nothing behind
-                daemon.remove(name)
-            raise
+        prove = options.prove == "first"
+        with interruptible(daemon, name, options.model), loading(name, options.json) as shown:
+            done = daemon.pull(name, update=options.update, prove=prove, forget=is_new, on_progress=shown)
     if options.json:
         say_json({"model": name, "note": done.note})
         return

@@ -345,16 +345,16 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer that runs.
+    """A transfer that runs, or an address whose files are refused.
 
     Attributes:
-        what: `look`, `fetch`, `image` or `push`.
+        what: `look`, `fetch`, `image` or `push`; `damaged` for files that are not what their source states.
         done_bytes: There by now.
         total_bytes: In all; 0 while that is unknown.
         fetched_bytes: Over the network, by this transfer.
         bytes_per_s: Lately.
         left_s: Seconds until the end at this rate; None if that is unknown.
-        trouble: Why nothing comes at the moment; empty while bytes come.
+        trouble: Why nothing comes at the moment, or what is damaged; empty while bytes come.
     """
 
     address: str
@@ -369,10 +369,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Result of a prune: folders of downloads, and their bytes."""
+    """Result of a prune.
+
+    Attributes:
+        removed: Folders of downloads.
+        nbytes: What they took on the disk.
+        uploads: Addresses of pushes that were killed, whose parts the store has given up.
+    """
 
     removed: tuple[str, ...]
     nbytes: int
+    uploads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

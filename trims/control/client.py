@@ -96,6 +96,7 @@ class Admin(_Door):
         state_key: str | None = None,
         task: str | None = None,
         trust_remote_code: bool = False,
+        prove: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """Register a model and convert it, so that its image lies on disk.
@@ -113,6 +114,7 @@ class Admin(_Door):
             task: For the folder of a Hugging Face model: what it answers (`trims.manifests.tasks`), if that is not what
                 its architecture says.
             trust_remote_code: For such a folder: run its Python files, if its `config.json` names some.
+            prove: For an address: hash also the files that lay in a hub's cache already, before they are served.
             on_progress: Called now and then while it is converted.
 
         Raises:
@@ -134,13 +136,15 @@ class Admin(_Door):
         if not lazy:
             try:
                 if registration.is_fetched(request):
-                    self.pull(made.reference or made.name, on_progress=on_progress)
+                    reference = made.reference or made.name
+                    self.pull(reference, prove=prove, forget=not before, on_progress=on_progress)
                 else:
                     self.load(made.reference or made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                self._take_back(made, before, replaced=replace)
+                if before or not registration.is_fetched(request):  # else the daemon forgets it
+                    self._take_back(made, before, replaced=replace)
                 raise
         return self.show(made.reference or made.name)
 
@@ -247,12 +251,23 @@ class Admin(_Door):
                         return progress.replica
         raise _never_there(name)
 
-    def pull(self, name: str, *, update: bool = False, on_progress: Callable[[Loading], None] | None = None) -> Loading:
+    def pull(
+        self,
+        name: str,
+        *,
+        update: bool = False,
+        prove: bool = False,
+        forget: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Loading:
         """Fetch what lies at the address of a model's manifest, and make it ready to be opened.
 
         Args:
             name: A registered model whose manifest names an address.
             update: Take what lies there now, also if it was something else when it was first seen.
+            prove: Hash also the files that lay in a hub's cache already, before they are served.
+            forget: It was registered for this pull: the daemon forgets it again if the pull fails, or its client goes,
+                unless another one asks for it.
             on_progress: Called several times a second.
 
         Returns:
@@ -263,7 +278,8 @@ class Admin(_Door):
             SourceUnavailableError, SourceRefusedError, ArtifactNotFoundError, AddressRefusedError, NoSpaceError.
         """
         with self._errors():
-            return _last(self._stub.Pull(orders.message(pb.PullRequest, name=name, update=update)), name, on_progress)
+            request = orders.message(pb.PullRequest, name=name, update=update, prove=prove, forget=forget)
+            return _last(self._stub.Pull(request), name, on_progress)
 
     def push(
         self,
@@ -420,6 +436,7 @@ class AsyncAdmin(_Door):
         state_key: str | None = None,
         task: str | None = None,
         trust_remote_code: bool = False,
+        prove: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """See `Admin.add`."""
@@ -434,13 +451,15 @@ class AsyncAdmin(_Door):
         if not lazy:
             try:
                 if registration.is_fetched(request):
-                    await self.pull(made.reference or made.name, on_progress=on_progress)
+                    reference = made.reference or made.name
+                    await self.pull(reference, prove=prove, forget=not before, on_progress=on_progress)
                 else:
                     await self.load(made.reference or made.name, "disk", on_progress=on_progress)
             except InUseError:
                 pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
-                await self._take_back(made, before, replaced=replace)
+                if before or not registration.is_fetched(request):  # else the daemon forgets it
+                    await self._take_back(made, before, replaced=replace)
                 raise
         return await self.show(made.reference or made.name)
 
@@ -503,10 +522,16 @@ class AsyncAdmin(_Door):
         raise _never_there(name)
 
     async def pull(
-        self, name: str, *, update: bool = False, on_progress: Callable[[Loading], None] | None = None
+        self,
+        name: str,
+        *,
+        update: bool = False,
+        prove: bool = False,
+        forget: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
     ) -> Loading:
         """See `Admin.pull`."""
-        request = orders.message(pb.PullRequest, name=name, update=update)
+        request = orders.message(pb.PullRequest, name=name, update=update, prove=prove, forget=forget)
         with self._errors():
             return await _last_of(self._stub.Pull(request), name, on_progress)
 
@@ -646,12 +671,16 @@ def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
 
 def _last(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
     """Return the last message of a transfer. Raises LostPeerError if the daemon ended before."""
-    for message in messages:
-        progress = read(Loading, message)
-        if on_progress is not None:
-            on_progress(progress)
-        if progress.done:
-            return progress
+    try:
+        for message in messages:
+            progress = read(Loading, message)
+            if on_progress is not None:
+                on_progress(progress)
+            if progress.done:
+                return progress
+    except BaseException:
+        messages.cancel()  # of a client that is interrupted nothing goes on
+        raise
     raise LostPeerError(f"the daemon ended before the transfer of {name} did; what has come is kept")
 
 

@@ -40,8 +40,11 @@ CPU_MEMORIES = ("shm", "memfd")
 ENDPOINTS = ("auto", "yes", "no")
 #: Names of our own parts, which a plugin's may replace.
 SQLITE, SHARED, FOLDER = Choice("sqlite"), Choice("shared"), Choice("folder")
+#: When files of a hub's cache are proven.
+PROOFS = ("behind", "first")
 _CHOICES = {
     "trust": TRUSTS,
+    "prove": PROOFS,
     "cpu_memory": CPU_MEMORIES,
     "gpu_driver": ("auto", "vmm", "ipc"),
     "endpoint": ENDPOINTS,
@@ -103,6 +106,8 @@ class Config:
             through shared mappings, which no time shows.
         trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
             is hashed; `verified` hashes it first.
+        prove: When files are hashed that lay in a hub's cache before trims used them: `behind` their first readers, or
+            `first`. What trims fetches itself is always hashed as it comes.
         endpoint: Whether `trims serve` also starts the inference endpoint. `auto`: if its packages are installed;
             `yes`: or the daemon does not start.
         endpoint_flags: Flags for it, as `trims endpoint` takes them.
@@ -151,6 +156,7 @@ class Config:
     template_capacity_bytes: int = field(default_factory=lambda: allowed_bytes() // 8)
     always_hash: bool = False
     trust: str = "identity"
+    prove: str = "behind"
     endpoint: str = "auto"
     endpoint_flags: tuple[str, ...] = ()
     trace: bool = False
@@ -366,6 +372,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "template_capacity_bytes": parse_bytes,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),
+    "prove": lambda value: str(value).lower(),
     "endpoint": _endpoint,
     "endpoint_flags": _words,
     "trace": _flag,

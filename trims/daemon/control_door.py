@@ -283,7 +283,10 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         """Fetch what lies at the address of a model's manifest."""
         self._begin_stream(context)
-        pulling = self._transfers.pull(request.name, update=request.update)
+        forget = functools.partial(self._registrations.unregister, request.name, every=False)
+        pulling = self._transfers.pull(
+            request.name, update=request.update, prove=request.prove, forget=forget if request.forget else None
+        )
         context.add_callback(pulling.stop.set)  # also at its end, where nothing is left to stop
         words = functools.partial(self._transfers.pulled, request.name)
         return self._load_progress(request.name, None, pulling.pending, context, words)
@@ -310,8 +313,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Transfers(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.TransferList:
-        """Return the transfers that run."""
-        return pb.TransferList(transfers=map(views.transfer, self._transfers.running()))
+        """Return the transfers that run, and the addresses whose files are refused."""
+        damaged = [
+            pb.Transfer(address=address, what="damaged", trouble=trouble)
+            for address, trouble in self._transfers.damaged().items()
+        ]
+        return pb.TransferList(transfers=[*map(views.transfer, self._transfers.running()), *damaged])
 
     @_guarded
     def Prune(self, request: pb.PruneRequest, context: grpc.ServicerContext) -> pb.PruneReply:
@@ -404,6 +411,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         """Check the ledger against the facts."""
         report = check_store(self._store, verify=request.verify)
+        report.findings += self._transfers.damaged().values()
         return pb.CheckReply(findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes)
 
     @_guarded

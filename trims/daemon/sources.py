@@ -48,7 +48,8 @@ class Sources:
         )
         self.fetcher = Fetcher(settings)
         downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)
-        self.remote = Remote(self.fetcher, LockFile(config.state_dir / NAME), downloads)
+        lock = LockFile(config.state_dir / NAME)
+        self.remote = Remote(self.fetcher, lock, downloads, prove_first=config.prove == "first")
         self.tier = CloudTier(self._fetch, self._known)
 
     def close(self) -> None:

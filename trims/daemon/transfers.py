@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
     CallerError,
+    DeadlineError,
     InternalError,
     InUseError,
     ManifestError,
@@ -20,7 +23,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
-from trims.manifests.addresses import address_identity, check_address, scheme_of
+from trims.manifests.addresses import address_identity, check_address, scheme_of, without_secret
 from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields, portable_recipe
 from trims.registry.base import parse_yaml
 from trims.sources.descriptor import ImageDescription
@@ -30,7 +33,7 @@ from trims.store.pending_requests import Granted, Pending
 from trims.store.resolve.addresses import cloud_image
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from trims.core.place import Place
     from trims.daemon.sources import Sources
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MANIFEST_BYTES = 1 << 20
+_LOOK_S = 0.1
 #: Schemes that can be pushed to.
 PUSHED = ("s3", "gs", "az", "abfs", "abfss")
 
@@ -89,6 +93,11 @@ class Transfers:
 
     def __init__(self, store: Store, registry: Registry, sources: Sources) -> None:
         self._store, self._registry, self._sources = store, registry, sources
+        self._lock = threading.Lock()
+        #: Pulls that run, by row.
+        self._pulls: Counter[str] = Counter()
+        #: Epoch of each row that a client pulled to the end.
+        self._done: dict[str, int] = {}
 
     def manifest_at(self, address: str) -> dict[str, Any]:
         """Return the manifest at an address, as it may be registered here. Blocks.
@@ -105,8 +114,16 @@ class Transfers:
 
     # -- pull ------------------------------------------------------------------------------------------------------
 
-    def pull(self, name: str, *, update: bool) -> Pulling:
+    def pull(
+        self, name: str, *, update: bool, prove: bool = False, forget: Callable[[], None] | None = None
+    ) -> Pulling:
         """Have what lies at the address of a model's manifest fetched and made ready; return what to wait on.
+
+        Args:
+            name: A registered model.
+            update: Take what lies there now, also if it was something else before.
+            prove: Hash also the files that lay in a hub's cache already.
+            forget: Called if the pull fails, or no client waits for it any more, and nothing else asks for the model.
 
         Raises CallerError for a model without an address.
         """
@@ -114,35 +131,71 @@ class Transfers:
         name, uri = entry.row, entry.manifest.artifact.uri
         if uri is None:
             raise CallerError(f"{name} is not fetched from anywhere: its manifest names no address (`artifact.uri`)")
-        pulling, work = Pulling(Pending()), (name, uri, update)
-        threading.Thread(target=self._pull, args=(pulling, *work), name="trims-pull", daemon=True).start()
+        pulling = Pulling(Pending())
+        with self._lock:
+            self._pulls[name] += 1
+        work = (pulling, name, uri, partial(self._pulled_now, pulling, name, uri, update, prove), forget)
+        threading.Thread(target=self._pull, args=work, name="trims-pull", daemon=True).start()
         return pulling
 
-    def _pull(self, pulling: Pulling, name: str, uri: str, update: bool) -> None:
+    def _pull(
+        self, pulling: Pulling, name: str, uri: str, do: Callable[[], Any], forget: Callable[[], None] | None
+    ) -> None:
+        outcome: Any
         try:
-            manifest, remote = self._registry.get(name), self._sources.remote
-            origin, stated, before = manifest.origin, manifest.artifact.sha256, remote.seen(uri)
-            found = None if update else remote.here(uri, origin=origin, stated=stated)
-            if found is None:
-                found = remote.fetch(
-                    uri, origin=origin, stated=stated, update=update, wanted=lambda: not pulling.stop.is_set()
-                )
-            if update:
-                self._changed(uri)
-            if found.image is not None:
-                self._take_fields(name, found.image)
-            pulling.pending.set(self._opened(name, uri, before if update else None))
+            outcome = do()
         except TrimsError as error:
-            pulling.pending.set(error)
+            outcome = error
         except Exception as error:
             log.exception("the pull of %s failed", name)
-            pulling.pending.set(InternalError(f"{type(error).__name__}: {error}"))
+            outcome = InternalError(f"{type(error).__name__}: {error}")
+        with self._lock:
+            self._pulls[name] -= 1
+        given_up = isinstance(outcome, TrimsError) or pulling.stop.is_set()
+        if not given_up:
+            self._done[name] = self._store.resolver.epoch(name)
+        if forget is not None and given_up and not self._is_wanted(name, uri):
+            try:
+                forget()
+            except TrimsError as error:  # removed by an operator meanwhile
+                log.info("%s was not forgotten: %s", name, error)
+        pulling.pending.set(outcome)
 
-    def _opened(self, name: str, uri: str, before: Mapping[str, Any] | None) -> Any:
+    def _is_wanted(self, name: str, uri: str) -> bool:
+        """Return whether another client pulls or has pulled a model, fetches its address or reads it."""
+        if self._done.get(name) == self._store.resolver.epoch(name):
+            return True
+        if self._pulls[name] or self._sources.remote.progress(uri) is not None:
+            return True
+        return any(view.leases for view in self._store.read.replicas_of(self._store.read.image_of(name)))
+
+    def _pulled_now(self, pulling: Pulling, name: str, uri: str, update: bool, prove: bool) -> Any:
+        manifest, remote = self._registry.get(name), self._sources.remote
+        origin, stated, before = manifest.origin, manifest.artifact.sha256, remote.seen(uri)
+        found = None if update else remote.here(uri, origin=origin, stated=stated, prove=prove)
+        if found is None:
+            found = remote.fetch(
+                uri,
+                origin=origin,
+                stated=stated,
+                update=update,
+                prove=prove,
+                wanted=lambda: not pulling.stop.is_set(),
+            )
+        if update:
+            self._changed(uri)
+        if found.image is not None:
+            self._take_fields(name, found.image)
+        return self._opened(pulling, name, uri, before if update else None)
+
+    def _opened(self, pulling: Pulling, name: str, uri: str, before: Mapping[str, Any] | None) -> Any:
         """Make a model ready. If it cannot be, what was known of its address `before` an update is known again."""
         pending = Pending()
         self._store.open(name, pending.set, lease=False, hint=True)
         try:
+            while not pending.done(_LOOK_S):
+                if pulling.stop.is_set():
+                    raise DeadlineError(f"no client waits for the pull of {name} any more")
             return pending.result()
         except TrimsError:
             if before is not None:
@@ -186,6 +239,10 @@ class Transfers:
     def running(self) -> list[Running]:
         """Return the transfers that run."""
         return self._sources.fetcher.running()
+
+    def damaged(self) -> dict[str, str]:
+        """Return what is wrong with each address whose files are not what their source states."""
+        return {without_secret(found.address): found.damage() for found in self._sources.remote.damaged()}
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs, failures and bytes there were since the start."""
@@ -326,9 +383,12 @@ def _words(found: Fetched) -> str:
     if found.image is not None:
         return f"image {found.image.digest[:12]}, {format_bytes(found.image.nbytes)}"
     nbytes = sum(path.stat().st_size for path in found.files.values())
-    kinds = {kind for name in found.proven for kind in found.digests[name]} - {"crc64nvme"}
-    proven = f"{len(found.proven)} proven by {', '.join(sorted(kinds))}"
-    others = len(found.files) - len(found.proven)
-    lay = f"{others} lay in the hub's cache and are proven behind their first readers" if others else ""
-    how = " and ".join(each for each in (proven if found.proven else "", lay) if each)
+    proven = [name for name in found.proven if found.stated.get(name)]
+    kinds = {kind for name in proven for kind in found.stated[name]}
+    counts = (
+        (len(proven), f"proven by {', '.join(sorted(kinds))}"),
+        (len(found.proven) - len(proven), "recorded, as its source states no checksum"),
+        (len(found.files) - len(found.proven), "lay in the hub's cache and are proven behind their first readers"),
+    )
+    how = " and ".join(f"{count} {what}" for count, what in counts if count)
     return f"{len(found.files)} files, {format_bytes(nbytes)}, {how}, from {found.pinned}"

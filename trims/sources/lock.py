@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NAME = "trims.lock"
 _VERSION = 1
 _MOST_BYTES = 64 << 20
+#: Fields of a file that hold on this machine only.
+_OF_MACHINE = ("identity", "damaged")
 
 
 class LockFile:
@@ -109,7 +111,9 @@ def portable(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an entry says on any machine: without paths of this one."""
     held = {name: value for name, value in entry.items() if name != "folder"}
     if "files" in held:
-        held["files"] = [{name: each for name, each in file.items() if name != "identity"} for file in held["files"]]
+        held["files"] = [
+            {name: each for name, each in file.items() if name not in _OF_MACHINE} for file in held["files"]
+        ]
     return held
 
 
@@ -152,6 +156,8 @@ def _wrong(entry: Any) -> str:
 
 def _is_file(file: Any) -> bool:
     if not isinstance(file, dict) or type(file.get("name")) is not str or type(file.get("nbytes")) is not int:
+        return False
+    if type(file.get("damaged", "")) is not str:
         return False
     digests = [file.get("checksums"), file.get("found", {})]
     return all(isinstance(each, dict) and all(type(digest) is str for digest in each.values()) for each in digests)

@@ -50,6 +50,8 @@ class Fetched:
         fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
         notes: See `Opened.notes`.
+        stated: Checksums of each file that its source states.
+        damaged: The sha256 that was found of each file that is not what its source states.
     """
 
     address: str
@@ -63,6 +65,17 @@ class Fetched:
     identities: Mapping[str, list[int]] = field(default_factory=dict)
     fetched: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    stated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    def damage(self) -> str:
+        """Return which file is damaged, and what to do; empty if none is known to be."""
+        for name, found in self.damaged.items():
+            return (
+                f"{self.files[name].resolve()} ({name} of {without_secret(self.address)}) is damaged: its sha256 is "
+                f"{found}, and its source states {self.stated[name].get('sha256')}; remove that file, and pull again"
+            )
+        return ""
 
     @property
     def image_key(self) -> str:
@@ -91,17 +104,20 @@ class Remote:
         fetcher: Moves bytes.
         lock: What was found before.
         downloads: Where files lie whose scheme has no place of its own.
+        prove_first: Hash also the files that lay in a hub's cache already, before anything is served from them.
     """
 
-    def __init__(self, fetcher: Fetcher, lock: LockFile, downloads: Downloads) -> None:
-        self._fetcher = fetcher
+    def __init__(self, fetcher: Fetcher, lock: LockFile, downloads: Downloads, *, prove_first: bool = False) -> None:
+        self._fetcher, self._prove_first = fetcher, prove_first
         self.downloads = downloads
         self._lock_file = lock
         self._lock = threading.Lock()
         self._flights: dict[str, _Flight] = {}
         self._notes: dict[str, tuple[str, ...]] = {}
 
-    def here(self, address: str, *, origin: str = "", stated: Mapping[str, str] | None = None) -> Fetched | None:
+    def here(
+        self, address: str, *, origin: str = "", stated: Mapping[str, str] | None = None, prove: bool = False
+    ) -> Fetched | None:
         """Return what was fetched from an address, if all of it is still here. Looks at files; uses no network.
 
         Files that were written since they were fetched are not here: `fetch` proves them again.
@@ -110,6 +126,7 @@ class Remote:
             address: See `fetch`.
             origin: See `fetch`.
             stated: See `fetch`. Where what was found then says nothing of a digest that counts now, nothing is here.
+            prove: Files that trims has not hashed yet are not here.
 
         Raises DigestMismatchError if the lock file beside the manifest says otherwise, or the manifest does.
         """
@@ -117,12 +134,34 @@ class Remote:
         found = None if entry is None else _fetched(address, entry)
         if found is None or (found.image is None and not _are_here(found)):
             return None
+        if (prove or self._prove_first) and found.files.keys() - found.proven:
+            return None
         found = replace(found, notes=self._notes.get(address, ()))
         return found if _is_as(found, _expected(address, None, origin, stated or {})) else None
 
     def seen(self, address: str) -> Mapping[str, Any] | None:
         """Return what the lock file says of an address; None if it was never fetched."""
         return self._lock_file.get(address)
+
+    def note_damage(self, address: str, damaged: Mapping[str, str]) -> None:
+        """Keep, also over restarts, that files are not what their source states, until they are others.
+
+        Args:
+            address: See `fetch`.
+            damaged: The sha256 that was found, by name below the address.
+        """
+        entry = self._lock_file.get(address)
+        if entry is not None and damaged:
+            files = [{**file, **_mark(damaged.get(file["name"]))} for file in entry["files"]]
+            self._lock_file.put(address, {**entry, "files": files})
+
+    def damaged(self) -> Iterator[Fetched]:
+        """Return what was fetched, or lay here, and has files that are not what their source states."""
+        for address, entry in self._lock_file.entries().items():
+            if any("damaged" in file for file in entry.get("files", ())):
+                found = _fetched(address, entry)
+                if found is not None and _are_here(found):
+                    yield found
 
     def images(self) -> Iterator[Fetched]:
         """Return all pushed images that were found."""
@@ -139,6 +178,7 @@ class Remote:
         stated: Mapping[str, str] | None = None,
         named: bool = True,
         update: bool = False,
+        prove: bool = False,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Fetched:
         """Fetch what lies at an address, or find it here. Blocks; joins a transfer of the same address that runs.
@@ -149,6 +189,7 @@ class Remote:
             stated: Digests by file name that the manifest states (sha256).
             named: An operator named it: its host may be private.
             update: Take what lies there now, also if it was something else before.
+            prove: Hash also the files that lay in a hub's cache already.
             wanted: Asked now and then; once false, and for all who joined as well, the transfer stops.
 
         Raises:
@@ -168,10 +209,16 @@ class Remote:
             return (
                 found
                 if _is_as(found, _expected(address, None, origin, stated or {}))
-                else self.fetch(address, origin=origin, stated=stated, named=named, update=update, wanted=wanted)
+                else self.fetch(
+                    address, origin=origin, stated=stated, named=named, update=update, prove=prove, wanted=wanted
+                )
             )
         try:
-            expected = _expected(address, None if update else self._lock_file.get(address), origin, stated or {})
+            known = self._lock_file.get(address)
+            expected = _expected(address, None if update else known, origin, stated or {})
+            expected["prove"] = (
+                prove or self._prove_first or any("damaged" in file for file in (known or {}).get("files", ()))
+            )
             flight.fetched = self._fetch(address, expected, flight, named=named)
         except BaseException as error:
             flight.error = error
@@ -185,7 +232,7 @@ class Remote:
     def _fetch(self, address: str, expected: Mapping[str, Any], flight: _Flight, *, named: bool) -> Fetched:
         order = {
             "address": _pinned(address, expected["pinned"]), "expected": expected["files"], "named": named,
-            "stated": expected["stated"], "uri": address,
+            "stated": expected["stated"], "uri": address, "prove": expected["prove"],
         }  # fmt: skip
         answer = self._fetched(order, flight)
         entry = {**_entry(answer), "fetched_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -372,4 +419,10 @@ def _fetched(address: str, entry: Mapping[str, Any]) -> Fetched | None:
         Path(entry["folder"]),
         proven=frozenset(file["name"] for file in files if file.get("found")),
         identities={file["name"]: file["identity"] for file in files if "identity" in file},
+        stated={file["name"]: file["checksums"] for file in files},
+        damaged={file["name"]: file["damaged"] for file in files if "damaged" in file},
     )
+
+
+def _mark(found: str | None) -> dict[str, str]:
+    return {} if found is None else {"damaged": found}

@@ -304,11 +304,12 @@ class Opens:
     def _is_to_be_read(self, resolved: Resolved) -> bool:
         """Return whether an artifact that was not read, or not for certain, should be read behind its readers.
 
-        That is so for the second open of one that was never read, for the first if its name is pinned (the pin waits
-        for the image), and for one that may have changed since it was read.
+        That is so for the second open of one that was never read, for the first if its source states digests that trims
+        has not proven, or its name is pinned (the pin waits for the image), and for one that may have changed since it
+        was read.
         """
         opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
-        return resolved.hashed or opened_again or self._pins.is_pinned(resolved.name)
+        return resolved.hashed or resolved.unproven or opened_again or self._pins.is_pinned(resolved.name)
 
     def _terms_of(self, resolved: Resolved) -> ResidencyOptions:
         """Return a name's options; when it is first opened after a look, take note of all its manifest states."""

@@ -90,12 +90,16 @@ class LoadRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("name", "update")
+    __slots__ = ("name", "update", "prove", "forget")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     name: str
     update: bool
-    def __init__(self, name: _Optional[str] = ..., update: bool = ...) -> None: ...
+    prove: bool
+    forget: bool
+    def __init__(self, name: _Optional[str] = ..., update: bool = ..., prove: bool = ..., forget: bool = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("name", "address", "replace")
@@ -140,12 +144,14 @@ class PruneRequest(_message.Message):
     def __init__(self, dry_run: bool = ...) -> None: ...
 
 class PruneReply(_message.Message):
-    __slots__ = ("removed", "nbytes")
+    __slots__ = ("removed", "nbytes", "uploads")
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOADS_FIELD_NUMBER: _ClassVar[int]
     removed: _containers.RepeatedScalarFieldContainer[str]
     nbytes: int
-    def __init__(self, removed: _Optional[_Iterable[str]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    uploads: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, removed: _Optional[_Iterable[str]] = ..., nbytes: _Optional[int] = ..., uploads: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("phase", "done_bytes", "total_bytes", "done", "replica", "fetched_bytes", "bytes_per_s", "left_s", "note")

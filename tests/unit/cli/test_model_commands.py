@@ -161,7 +161,7 @@ def test_list_tells_apart_what_cannot_be_read(
 
 def test_ps_as_json_is_a_list_of_replicas(answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]) -> None:
     answer(residents=Residents((a_replica(),), ()), transfers=[])
-    (shown,) = json.loads(told(capsys, "ps", "--json"))
+    (shown,) = json.loads(told(capsys, "ps", "--json"))["replicas"]
     assert (shown["place"], shown["names"]) == ("cpu", ["bert"])
     answer(residents=Residents((), ()), transfers=[])
     assert told(capsys, "ps") == "nothing is resident\n"

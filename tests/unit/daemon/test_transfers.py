@@ -20,6 +20,7 @@ from trims.core.errors import (
     InUseError,
     NotSupportedError,
     SourceUnavailableError,
+    TrimsError,
 )
 from trims.daemon.transfers import Transfers
 
@@ -68,11 +69,30 @@ def test_a_pull_fetches_and_makes_ready_and_says_what_was_found(
     server.serve("/m.safetensors", DATA)
     register(daemon, "m", f"{server.url}/m.safetensors")
     pull(transfers, "m")
-    assert "1 files, 3.8 MiB, 1 proven by blake3" in transfers.pulled("m")
+    assert "1 files, 3.8 MiB, 1 recorded, as its source states no checksum" in transfers.pulled("m")
     asked = len(server.requests)
     reads(daemon, "m", WEIGHT)
     pull(transfers, "m")
     assert len(server.requests) == asked
+
+
+def test_a_pull_that_fails_is_forgotten_unless_another_one_runs(
+    daemon: Daemon, transfers: Transfers, server: FileServer
+) -> None:
+    server.serve("/m.safetensors", DATA).bytes_per_s = 1e6
+    register(daemon, "m", f"{server.url}/m.safetensors")
+    forgotten: list[str] = []
+    first = transfers.pull("m", update=False, forget=lambda: forgotten.append("m"))
+    second = transfers.pull("m", update=False)
+    first.stop.set()
+    second.pending.result(WAIT_S)
+    first.pending.done(WAIT_S)
+    assert not forgotten
+    register(daemon, "absent", f"{server.url}/absent.safetensors")
+    third = transfers.pull("absent", update=False, forget=lambda: forgotten.append("absent"))
+    with pytest.raises(TrimsError):
+        third.pending.result(WAIT_S)
+    assert forgotten == ["absent"]
 
 
 def test_an_update_takes_what_lies_there_now_and_a_failed_one_leaves_what_was(

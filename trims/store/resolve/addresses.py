@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from trims.core.errors import ArtifactError, CallerError, NotSupportedError
+from trims.core.errors import ArtifactError, CallerError, DigestMismatchError, NotSupportedError
 from trims.formats.folders import weights_in
 from trims.formats.transformers.folder import main_in
 from trims.manifests.addresses import path_of, without_secret
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trims.manifests.manifest import Manifest
     from trims.sources.remote import Fetched, Remote
     from trims.store.catalog import Catalog
+    from trims.store.resolve.file_digests import FileDigests
     from trims.store.resolve.hashing import Reading
 
 
@@ -47,12 +48,17 @@ class Addresses:
         return None if here is None else here.folder
 
     def fetch(self, manifest: Manifest, reading: Reading) -> Fetched:
-        """Return what lies at a manifest's address, fetched if it is not here. Blocks. Raises as `Remote.fetch`."""
+        """Return what lies at a manifest's address, fetched if it is not here. Blocks.
+
+        Raises DigestMismatchError for files that are known to be damaged, and as `Remote.fetch`.
+        """
         uri = str(manifest.artifact.uri)
         if self.remote is None:
             raise NotSupportedError(f"{manifest.name}: nothing is fetched here, so {uri} cannot be opened")
         here = self.remote.here(uri, origin=manifest.origin, stated=manifest.artifact.sha256)
         if here is not None:
+            if damage := here.damage():
+                raise DigestMismatchError(damage)
             return here
         with span("fetch", address=without_secret(uri)):
             found = self.remote.fetch(
@@ -80,6 +86,27 @@ class Addresses:
         inside = zip(files, names_in_folder(files), strict=True)
         stated = {name: found.digests[names[file]].get("sha256") for file, name in inside if file in names}
         return {name: digest for name, digest in stated.items() if digest is not None}
+
+    def note_damage(self, manifest: Manifest, files: Sequence[Path], digests: FileDigests) -> None:
+        """Keep over restarts which files were found not to be what their source states."""
+        uri = manifest.artifact.uri
+        found = None if uri is None or self.remote is None else self.remote.here(uri)
+        if uri is None or self.remote is None or found is None:
+            return
+        names = {path.absolute(): name for name, path in found.files.items()}
+        damaged = {}
+        for file in files:
+            name = names.get(file)
+            known = None if name is None else digests.known_of(file)
+            stated = None if name is None else found.stated[name].get("sha256")
+            if (
+                name is not None
+                and known is not None
+                and known.sha256 is not None
+                and stated not in (None, known.sha256)
+            ):
+                damaged[name] = known.sha256
+        self.remote.note_damage(uri, damaged)
 
     def image(self, name: str, fetched: Fetched) -> CloudImage:
         """Return the image that was pushed to an address; what it says of its model is kept."""

@@ -122,6 +122,10 @@ class FileDigests:
         found = [each for each in known if each is not None]
         return found if len(found) == len(files) else None
 
+    def known_of(self, file: Path) -> Digests | None:
+        """Return the digests of a file as it is now, if the catalog has them. Raises OSError."""
+        return self._known(file, identity_of(file))
+
     def _known(self, file: Path, identity: str) -> Digests | None:
         for mark in ("", _UNCERTAIN):
             found = self._catalog.digests(str(file), identity + mark)

@@ -100,6 +100,7 @@ class Resolved:
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
         cloud: The image at the address that the manifest names, if one was pushed there.
         foreign: Address of an image that others made, to whose code the manifest does not consent; else empty.
+        unproven: The source of its files states digests of some that trims has not hashed yet.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Resolved:
     builder: Mapping[str, str] = field(default_factory=dict)
     cloud: CloudImage | None = None
     foreign: str = ""
+    unproven: bool = False
 
 
 ANY_READING = Reading()
@@ -525,9 +527,10 @@ class Resolver:
         rests_at_s = self._clock() + max(map(self._digests.rest_s, files))
         check = partial(self._check_size, manifest, artifact, reading)
         try:
-            stated = self._addresses.unproven(manifest, files) if reading.digest else {}
+            stated = self._addresses.unproven(manifest, files)
             digests = self._digests.read(files, manifest, reading, check, stated) if reading.digest else known
         except DigestMismatchError as error:
+            self._addresses.note_damage(manifest, files, self._digests)
             if in_place is not None:  # from now on every open of it sees this error
                 self.needs_conversion(name, in_place, str(error))
             raise
@@ -541,6 +544,7 @@ class Resolver:
             in_place=in_place,
             why_not=why_not,
             hashed=digests is not None,
+            unproven=digests is None and bool(stated),
             certain=digests is None or all(each.certain for each in digests),
             rests_at_s=rests_at_s,
             manifest=manifest,
