@@ -93,6 +93,7 @@ class Config:
         fetch_connections: Connections of all transfers from addresses together.
         fetch_bytes_per_s: Bandwidth of all transfers from addresses together; 0 for no limit.
         fetch_patience_s: Seconds without a byte after which a transfer gives up; what has come is kept.
+        fetch_headers: File with headers, such as tokens, for servers of `https:` addresses: lines `HOST NAME: VALUE`.
         allow_hosts: Hosts and networks, with commas between, that redirects and manifests from elsewhere may lead to
             although they are private; link-local ones only if they are listed.
         socket_mode: Permissions of the attach socket. 0600: this user only.
@@ -148,6 +149,7 @@ class Config:
     fetch_connections: int = 8
     fetch_bytes_per_s: int = 0
     fetch_patience_s: float = 120.0
+    fetch_headers: Path | None = None
     allow_hosts: tuple[str, ...] = ()
     socket_mode: int = 0o600
     tenants: Path | None = None
@@ -364,6 +366,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "fetch_connections": int,
     "fetch_bytes_per_s": parse_bytes,
     "fetch_patience_s": _limit_s,
+    "fetch_headers": lambda value: Path(value).absolute() if str(value) else None,
     "allow_hosts": _hosts,
     "socket_mode": _mode,
     "tenants": lambda value: Path(value).absolute() if str(value) else None,

@@ -45,6 +45,7 @@ class Sources:
             bytes_per_s=config.fetch_bytes_per_s or None,
             patience_s=config.fetch_patience_s,
             allow_hosts=config.allow_hosts,
+            headers=str(config.fetch_headers or ""),
         )
         self.fetcher = Fetcher(settings)
         downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)

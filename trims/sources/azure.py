@@ -107,8 +107,8 @@ class AzureBucket(Bucket):
         self._sas = next(filter(None, map(environment.get, _SIGNATURES)), "").removeprefix("?")
         options: dict[str, Any] = {
             "account_name": account,
-            "client_options": client_options(endpoint, environment),
-            "retry_config": retries(),
+            "client_options": client_options(endpoint, settings),
+            "retry_config": retries(settings),
             **({"endpoint": endpoint} if endpoint else {}),
         }
         config = {**chosen(environment, _VARIABLES), "azure_skip_signature": str(self._public).lower()}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
     from trims.sources.http import Answer, Http
+    from trims.sources.settings import SourceSettings
 
 #: Seconds for which a signed address is good.
 SIGNED_FOR_S = 3600.0
@@ -256,7 +257,7 @@ def host_of(endpoint: str) -> str:
     return urlsplit(endpoint).hostname or ""
 
 
-def client_options(endpoint: str, environment: Mapping[str, str]) -> ClientConfig:
+def client_options(endpoint: str, settings: SourceSettings) -> ClientConfig:
     """Return the library's settings for connections to an endpoint. Raises ConfigError.
 
     Authorities of `SSL_CERT_FILE` are trusted besides the machine's: our own client reads that variable, the library
@@ -265,10 +266,10 @@ def client_options(endpoint: str, environment: Mapping[str, str]) -> ClientConfi
     found: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "user_agent": "trims",
-        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "connect_timeout": timedelta(seconds=min(_CONNECT_S, settings.patience_s)),
         "timeout": timedelta(seconds=_REQUEST_S),
     }
-    if path := environment.get("SSL_CERT_FILE"):
+    if path := settings.environment.get("SSL_CERT_FILE"):
         try:
             with open(path, "rb") as file:
                 found["root_certificate"] = file.read(_MOST_CERTIFICATES_BYTES)
@@ -277,6 +278,6 @@ def client_options(endpoint: str, environment: Mapping[str, str]) -> ClientConfi
     return found
 
 
-def retries() -> RetryConfig:
+def retries(settings: SourceSettings) -> RetryConfig:
     """Return the library's settings for asking again; transfers have retries of their own above."""
-    return {"max_retries": 3, "retry_timeout": timedelta(seconds=_RETRY_S)}
+    return {"max_retries": 3, "retry_timeout": timedelta(seconds=min(_RETRY_S, settings.patience_s))}

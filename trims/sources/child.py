@@ -152,6 +152,7 @@ def main() -> None:
         HostPolicy.parse(settings["allow_hosts"]),
         Path(settings["downloads"]),
         dict(os.environ),
+        settings["headers"],
     )
     with socket.socket(fileno=int(sys.argv[2])) as connection:
         Fetching(connection, around).serve()

@@ -80,7 +80,7 @@ def _connected(policy: HostPolicy, address: tuple[str, int], stall_s: float) -> 
     for family, where in policy.addresses_of(*address):
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
-            made.settimeout(CONNECT_S)
+            made.settimeout(min(CONNECT_S, stall_s))
             made.connect(where)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.settimeout(stall_s)

@@ -59,6 +59,7 @@ class FetchSettings:
         bytes_per_s: Most bytes a second; None for no limit.
         patience_s: Seconds without a byte after which a transfer gives up.
         allow_hosts: Hosts and networks that may be reached whatever they are.
+        headers: File of headers for servers of `https:` addresses; empty for none.
     """
 
     downloads: str
@@ -67,6 +68,7 @@ class FetchSettings:
     bytes_per_s: float | None = None
     patience_s: float = 120.0
     allow_hosts: tuple[str, ...] = ()
+    headers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ class GcsBucket(Bucket):
             self.store = GCSStore(
                 self.name,
                 config=config,  # type: ignore[arg-type]
-                client_options=client_options(self._base, environment),
-                retry_config=retries(),
+                client_options=client_options(self._base, settings),
+                retry_config=retries(settings),
             )
 
     def signed(self, method: str, key: str) -> Location:

@@ -334,6 +334,11 @@ def _checked(url: str) -> SplitResult:
     return target
 
 
+def origin_of(url: str) -> tuple[str, str]:
+    """Return the scheme and the server of an address."""
+    return _origin(urlsplit(url))
+
+
 def _origin(target: SplitResult) -> tuple[str, str]:
     return target.scheme, target.netloc.rpartition("@")[2].lower()
 

@@ -9,10 +9,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from trims.core.errors import ArtifactError, CallerError
+from trims.core.errors import ArtifactError, CallerError, SourceRefusedError
 from trims.manifests.addresses import without_secret
 from trims.sources.base import RemoteFile
-from trims.sources.http import Location, check_status, shown
+from trims.sources.host_credentials import LOOKED_IN, HostCredentials
+from trims.sources.http import Location, check_status, origin_of, shown
 from trims.sources.ranged import RangedFiles
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Seconds for which the end of redirects is asked directly; it may be a signed address, and is asked for again then.
 _REDIRECTED_FOR_S = 300.0
+_FIRST_BYTE = {"Range": "bytes=0-0"}
 _LENGTH = re.compile(r"[0-9]{1,18}\Z")
 _TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})\Z")
 #: Headers that state a checksum in base64, and its name here. Those of the standard have several in one.
@@ -44,6 +46,7 @@ class HttpSource:
 
     def __init__(self, settings: SourceSettings) -> None:
         self._http = settings.http
+        self._credentials = HostCredentials(settings.headers, settings.environment)
 
     def open(self, address: str) -> Opened:
         """See `Source.open`. One byte is asked for: a signed address allows no HEAD."""
@@ -53,16 +56,25 @@ class HttpSource:
             raise CallerError(f"{shown(address)}: credentials do not belong in an address, which is shown and kept")
         if not parts.hostname or not name:
             raise CallerError(f"{name_shown} names no file of a server")
-        answer = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
-        file = described(answer, name, name_shown)
+
+        def look() -> tuple[Answer, Mapping[str, str]]:
+            secret = self._credentials.of(address)
+            return self._http.request("GET", address, headers=_FIRST_BYTE, secret=secret, most_bytes=1), secret
+
+        answer, secret = look()
+        try:
+            file = described(answer, name, name_shown)
+        except SourceRefusedError as error:
+            raise SourceRefusedError(f"{error}; credentials were looked for in {LOOKED_IN}") from None
         redirected = answer.url != address
 
         def locate(_: RemoteFile) -> Location:
             if not redirected:
-                return Location(address)
-            again = self._http.request("GET", address, headers={"Range": "bytes=0-0"}, most_bytes=1)
+                return Location(address, secret)
+            again, sent = look()
             check_status(again, name_shown)
-            return Location(again.url, good_for_s=_REDIRECTED_FOR_S)
+            at_home = origin_of(again.url) == origin_of(address)
+            return Location(again.url, sent if at_home else {}, good_for_s=_REDIRECTED_FOR_S)
 
         return RangedFiles(self._http, name_shown, (file,), locate)
 

@@ -20,9 +20,7 @@ from trims.manifests.addresses import scheme_of
 from trims.memory.large_pages import LargePages
 from trims.memory.reading import read_all
 from trims.sources import checksums, descriptor, partial
-from trims.sources.http import Http
 from trims.sources.schemes import OBJECT_STORES
-from trims.sources.settings import SourceSettings
 from trims.sources.transfer import Transfer, stated_digests
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def push_image(job: Job) -> dict[str, Any]:
     where = descriptor.address_of(order["address"])
     if where is None:
         raise CallerError(f"{order['shown']} is the address of a file: an image is pushed to a prefix of its own")
-    settings = SourceSettings(Http(job.around.policy), job.around.environment)
+    settings = job.around.settings(job.around.http(job.around.policy))
     with contextlib.closing(ObjectWriter(settings, scheme_of(where))) as writer:
         known, version = _described(writer, where, order["image"]["name"], replace=order.get("replace", False))
         fields = {**order["image"], "checksums": {"crc64nvme": _crc_of(fd, order["nbytes"], job)}}

@@ -18,7 +18,7 @@ from trims.core.errors import (
     SourceUnavailableError,
 )
 from trims.manifests.addresses import host_of
-from trims.sources.http import Http
+from trims.sources.http import STALL_S, Http
 from trims.sources.schemes import source_of
 from trims.sources.settings import SourceSettings
 from trims.sources.transfer import Moved, Work, pause
@@ -47,12 +47,22 @@ class Surroundings:
         policy: Hosts that may be connected to.
         downloads: The daemon's folder of downloads.
         environment: Variables of the daemon.
+        headers: File of headers for servers of `https:` addresses; empty for none.
     """
 
     limits: Limits
     policy: HostPolicy
     downloads: Path
     environment: Mapping[str, str]
+    headers: str = ""
+
+    def http(self, policy: HostPolicy) -> Http:
+        """Return a client for hosts that a policy allows."""
+        return Http(policy, stall_s=min(STALL_S, self.limits.patience_s))
+
+    def settings(self, http: Http) -> SourceSettings:
+        """Return the settings that a source is made with."""
+        return SourceSettings(http, self.environment, self.headers, self.limits.patience_s)
 
 
 @dataclass
@@ -93,8 +103,8 @@ class Job:
         policy = self.around.policy
         if self.order.get("named"):
             policy = policy.naming(host_of(address))
-        http = Http(policy)
-        source = source_of(address, SourceSettings(http, self.around.environment))
+        http = self.around.http(policy)
+        source = source_of(address, self.around.settings(http))
         try:
             opened = self._look(source, address)
         except BaseException:

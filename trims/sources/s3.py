@@ -75,7 +75,7 @@ class S3Bucket(Bucket):
         self._credentials = None if is_yes(environment, "AWS_SKIP_SIGNATURE") else AwsCredentials(environment)
         try:
             self.region = self._region(environment, endpoint)
-            self._writer, self.store = self._make_stores(environment, endpoint)
+            self._writer, self.store = self._make_stores(settings, endpoint)
         except BaseException:
             self.http.close()
             raise
@@ -113,13 +113,14 @@ class S3Bucket(Bucket):
         stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
         return stated or (_DEFAULT_REGION if endpoint else self._find_region(self.http))
 
-    def _make_stores(self, environment: Mapping[str, str], endpoint: str) -> tuple[S3Store, S3Store]:
+    def _make_stores(self, settings: SourceSettings, endpoint: str) -> tuple[S3Store, S3Store]:
         """Return a store that only writes addresses, for requests that it cannot sign, and the one that is used."""
+        environment = settings.environment
         options: dict[str, Any] = {
             "config": {**chosen(environment, _VARIABLES), **({"aws_endpoint_url_s3": endpoint} if endpoint else {})},
             "region": self.region,
-            "client_options": client_options(endpoint, environment),
-            "retry_config": retries(),
+            "client_options": client_options(endpoint, settings),
+            "retry_config": retries(settings),
         }
         signing: dict[str, Any] = {"skip_signature": True}
         if self._credentials is not None:

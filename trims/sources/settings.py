@@ -18,7 +18,11 @@ class SourceSettings:
     Attributes:
         http: Client that keeps the policy of addresses, for schemes that speak HTTP.
         environment: Environment variables of the daemon: credentials, endpoints, caches.
+        headers: File of headers for servers of `https:` addresses; empty for none.
+        patience_s: Seconds without a byte after which a transfer gives up.
     """
 
     http: Http
     environment: Mapping[str, str]
+    headers: str = ""
+    patience_s: float = 120.0

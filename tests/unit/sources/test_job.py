@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 from trims.core.errors import (
     ArtifactNotFoundError,
     LostPeerError,
+    SourceUnavailableError,
 )
 from trims.sources.jobs import run
 
@@ -38,6 +40,13 @@ def test_a_look_that_fails_leaves_no_connection(around: Surroundings, server: Fi
             break
         until.wait(0.05)
     assert not server.connections
+
+
+def test_a_server_that_sends_nothing_is_waited_for_as_long_as_the_limits_say(around: Surroundings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/m.bin"
+        with pytest.raises(SourceUnavailableError, match=r"sent nothing for 0\.3 s"):
+            run(job(around, "look", address))
 
 
 def test_a_job_that_was_stopped_looks_at_nothing_more(around: Surroundings, server: FileServer) -> None:
