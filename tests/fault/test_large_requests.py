@@ -20,6 +20,7 @@ from generating import Generator
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import requests as grpc_requests
+from trims_predictors.endpoint.grpc import service as grpc_service
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.json.text import SMALL_BYTES
 from trims_predictors.endpoint.json.workers import JsonWorkers
@@ -185,6 +186,26 @@ def test_no_elements_of_a_large_message_are_packed_in_the_event_loop(sizes: list
     answer = served_grpc.call(service, work, most_bytes=16 << 20)
     assert list(answer.outputs[0].shape) == [count]
     assert all(size <= SMALL_BYTES for size in sizes)
+
+
+def test_a_large_answer_over_grpc_is_put_together_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    write = grpc_service.write_answer
+
+    def writing(*given: Any, **how: Any) -> Any:
+        made.append((answer := write(*given, **how)).ByteSize())
+        return answer
+
+    monkeypatch.setattr(grpc_service, "write_answer", writing)
+    data = np.arange(2 << 20).astype("<i4").tobytes()
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[2 << 20])
+
+    async def work(stub: Any) -> Any:
+        return await stub.ModelInfer(pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[data]))
+
+    answer = served_grpc.call(served_grpc.StandIn(), work, most_bytes=16 << 20)
+    assert list(answer.raw_output_contents) == [data]
+    assert max(made) < 1000
 
 
 METHODS = [each.name for each in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods]

@@ -105,7 +105,8 @@ def call(
             most_connections=most_connections,
         )
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            unbounded = [("grpc.max_receive_message_length", -1)]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unbounded) as channel:
                 stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
                 stub.port, stub.channel = port, channel
                 stub.raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")

@@ -121,11 +121,14 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
 
 def _of_bytes(handler: Any) -> Handler:
-    """The handler with its requests as bytes."""
+    """The handler with its requests as bytes, and with answers that are bytes already sent as they are."""
+    write = handler.response_serializer
     if handler.response_streaming:
         behaviour = _with_status(handler.stream_stream)
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
-    return grpc.unary_unary_rpc_method_handler(_with_status(handler.unary_unary), None, handler.response_serializer)
+    return grpc.unary_unary_rpc_method_handler(
+        _with_status(handler.unary_unary), None, lambda made: made if isinstance(made, bytes) else write(made)
+    )
 
 
 def _with_status(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from trims.core.errors import CallerError
 from trims.manifests.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
-from trims_predictors.endpoint.grpc.wire import Received, not_protobuf
+from trims_predictors.endpoint.grpc.wire import Received, not_protobuf, varint_of
 from trims_predictors.endpoint.infer_request import InferRequest, make_request
 from trims_predictors.endpoint.json.requests import told
 from trims_predictors.endpoint.outputs import Output
@@ -28,6 +28,8 @@ _CONTENTS = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
+#: Tag of `raw_output_contents`: the number of the field, and that its length comes next.
+_RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
 #: Lists of elements -> numpy's type of these.
 _ELEMENTS = {
     "bool_contents": np.bool_, "int_contents": np.int32, "int64_contents": np.int64, "uint_contents": np.uint32,
@@ -143,16 +145,39 @@ def _packed(name: str, dtype: str, contents: Any) -> bytes:
     return cast(name, dtype, np.fromiter(elements, _ELEMENTS[_CONTENTS[dtype]], len(elements))).tobytes()
 
 
-def write_answer(request: InferRequest, answer: Answer, model: str, version: str, outputs: Sequence[Output]) -> Any:
-    """A ModelInferResponse with the raw contents of these outputs; those in shared memory have empty ones."""
+def write_answer(
+    request: InferRequest, answer: Answer, model: str, version: str, outputs: Sequence[Output], *, raw: bool = True
+) -> Any:
+    """A ModelInferResponse with the raw contents of these outputs; those in shared memory have empty ones.
+
+    With `raw` false it has no contents: `wire_parts` puts them behind it.
+    """
     made = pb.ModelInferResponse(model_name=model, model_version=version, id=request.id or "")
     for name, value in told(answer).items():
         _set(made.parameters[name], value)
     for output in outputs:
         tensor = output.tensor
         made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
-        made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
+        if raw:
+            made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
     return made
+
+
+def raw_bytes(outputs: Sequence[Output]) -> int:
+    """Return the bytes of raw contents that an answer brings."""
+    return sum(each.tensor.nbytes for each in outputs if each.shared is None)
+
+
+def wire_parts(made: Any, outputs: Sequence[Output]) -> list[bytes | memoryview]:
+    """Return a ModelInferResponse as bytes in parts, with the raw contents of outputs as they lie in memory.
+
+    protobuf would copy them twice with Python's lock held, and the event loop would stand still meanwhile.
+    """
+    parts: list[bytes | memoryview] = [made.SerializeToString()]
+    for output in outputs:
+        data = memoryview(b"" if output.shared is not None else output.tensor.data).cast("B")
+        parts += [_RAW_OUTPUT + varint_of(data.nbytes), data]
+    return parts
 
 
 def write_part(request: InferRequest, model: str, version: str, tensors: Sequence[Tensor]) -> Any:

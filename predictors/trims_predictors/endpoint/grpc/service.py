@@ -6,6 +6,7 @@ arrive here as bytes, because reading them is work that needs bounds (`grpc_wire
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,12 +20,20 @@ from trims_predictors.endpoint.generation import wants_parts
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.grpc.calls import Calls, code_of
-from trims_predictors.endpoint.grpc.requests import parse_request, plain_outputs, write_answer, write_part
+from trims_predictors.endpoint.grpc.requests import (
+    parse_request,
+    plain_outputs,
+    raw_bytes,
+    wire_parts,
+    write_answer,
+    write_part,
+)
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.principals import Principals, caller_name
 from trims_predictors.endpoint.tracing import grpc_span, recorded
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -92,7 +101,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise
 
     async def _infer(self, received: Received, context: Any, method: str, part: Part | None = None) -> Any:
-        """Answer one request. A stream's parts are given to `part`, and what `_stream` returns is returned."""
+        """Answer one request: a message, or its bytes if they are many and no stream wants parts.
+
+        A stream's parts are given to `part`, and what `_stream` returns is returned.
+        """
         service, request = self._service, received.message
         model = request.model_name
         with (
@@ -114,9 +126,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 deployment, answer, outputs = await service.infer(
                     model, request.model_version, asked, shared, span=span
                 )
-            written = write_answer(asked, answer, deployment.model, deployment.version, outputs)
+            whole = part is not None or raw_bytes(outputs) <= COPIED_AT_ONCE_BYTES
+            written = write_answer(asked, answer, deployment.model, deployment.version, outputs, raw=whole)
             counting.answer = answer
-            return written
+            return written if whole else await asyncio.to_thread(b"".join, wire_parts(written, outputs))
 
     async def _stream(
         self, asked: InferRequest, request: Any, counting: Counting, span: RequestSpan | None, part: Part

@@ -136,7 +136,7 @@ class _Split:
             return
         self.contents[self._counts[_INPUTS] - 1] = taken
         length = sum(piece.nbytes for piece in kept)
-        self._keep([bytes([_INPUTS]) + _varint_of(length), *kept])
+        self._keep([bytes([_INPUTS]) + varint_of(length), *kept])
 
     def _count(self, tag: int) -> None:
         self._counts[tag] += 1
@@ -185,7 +185,8 @@ class _Split:
         raise not_protobuf()
 
 
-def _varint_of(value: int) -> bytes:
+def varint_of(value: int) -> bytes:
+    """Return a whole number as protobuf writes it."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

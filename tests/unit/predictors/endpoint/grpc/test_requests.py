@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
-from trims_predictors.endpoint.grpc.requests import parse_request, write_answer
-from trims_predictors.endpoint.infer_request import Wanted
+from trims_predictors.endpoint.grpc.requests import parse_request, raw_bytes, wire_parts, write_answer
+from trims_predictors.endpoint.infer_request import SharedRange, Wanted
 from trims_predictors.endpoint.outputs import Output
 from trims_predictors.tensors import from_array, to_array
 
@@ -123,3 +123,17 @@ def test_an_answer_has_raw_contents_and_tells_what_happened() -> None:
     assert told.parameters["predict_s"].double_param == 0.25
     assert told.parameters["predictor"].string_param == "spare"
     assert told.parameters["batch"].int64_param == 1
+
+
+def test_an_answer_in_parts_is_the_answer() -> None:
+    outputs = [
+        Output(from_array("a", np.arange(300))),
+        Output(from_array("b", np.array(["t"])), shared=SharedRange("r", 0, 8)),
+        Output(from_array("c", np.zeros(0))),
+    ]
+    answer = Answer([], cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+    asked = parse_request(request("FP32", [0]))
+    whole = write_answer(asked, answer, "m", "1.0.0", outputs)
+    parts = wire_parts(write_answer(asked, answer, "m", "1.0.0", outputs, raw=False), outputs)
+    assert pb.ModelInferResponse.FromString(b"".join(parts)) == whole
+    assert raw_bytes(outputs) == 2400

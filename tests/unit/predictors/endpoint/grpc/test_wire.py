@@ -58,8 +58,8 @@ def test_a_large_message_says_what_it_says_when_it_is_parsed_at_once(seed: int) 
 def test_contents_in_two_pieces_are_one_list_as_protobuf_has_it() -> None:
     first, second = (pb.InferTensorContents(int_contents=[each] * 40_000).SerializeToString() for each in (1, 2))
     name = b"\x0a\x01x\x12\x05INT32\x1a\x03\x80\xf1\x04"
-    inner = name + b"".join(b"\x2a" + wire._varint_of(len(each)) + each for each in (first, second))
-    received = receive(message().SerializeToString() + b"\x2a" + wire._varint_of(len(inner)) + inner)
+    inner = name + b"".join(b"\x2a" + wire.varint_of(len(each)) + each for each in (first, second))
+    received = receive(message().SerializeToString() + b"\x2a" + wire.varint_of(len(inner)) + inner)
     data = pack_contents("x", "INT32", b"".join(received.contents[0]))
     (tensor,) = parse_request(received.message, received).inputs
     assert to_array(type(tensor)("x", "INT32", tensor.shape, data)).tolist() == [1] * 40_000 + [2] * 40_000
