@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,7 +21,6 @@ from trims.control import admin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
@@ -132,6 +133,46 @@ def test_a_crash_while_loading_is_remembered_until_a_request_is_answered(
         switch.write_text("load")
         assert endpoint.infer("m", [1.0])[0] == 200
         assert doors.model_ready() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(Path.unlink, "is not a file"), (lambda path: os.truncate(path, 40), "truncated"),
+     (lambda path: path.write_bytes(b"xx" * 100), "header")],
+    ids=["gone", "cut", "other bytes"],
+)  # fmt: skip
+def test_a_model_whose_file_is_damaged_is_not_ready_before_its_first_load(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], damage: Any, words: str
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+    endpoint = start()
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel,
+        admin(daemon.config.runtime_dir) as control,
+    ):
+        doors = Doors(endpoint, channel)
+        assert doors.model_ready() == [True] * 2
+        damage(Path(control.show("m").manifest["artifact"]["path"]))
+        assert doors.model_ready() == [False] * 2
+        assert words in endpoint.ask("GET", "/v2/models/m/ready")[1]["reason"]
+        assert endpoint.ask("POST", "/v2/repository/models/m/load", {})[0] == 500
+        assert doors.model_ready() == [False] * 2
+        assert doors.ready() == [True] * 4
+
+
+def test_a_model_that_a_predictor_has_loaded_is_ready_without_its_file(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+    endpoint = start()
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel,
+        admin(daemon.config.runtime_dir) as control,
+    ):
+        assert endpoint.infer("m", [1.0])[0] == 200
+        Path(control.show("m").manifest["artifact"]["path"]).unlink()
+        assert Doors(endpoint, channel).model_ready() == [True] * 2
+        assert endpoint.infer("m", [1.0])[0] == 200
 
 
 def test_while_the_daemon_drains_the_endpoint_is_live_and_no_model_is_ready(

@@ -201,10 +201,14 @@ class Admin(_Door):
         with self._errors():
             return [read(Model, each) for each in self._stub.List(_NOTHING).models]
 
-    def show(self, name: str) -> Model:
-        """Return everything about one model. Raises ModelNotFoundError."""
+    def show(self, name: str, *, look: bool = False) -> Model:
+        """Return everything about one model. Raises ModelNotFoundError.
+
+        With `look` the daemon looks at the files and headers of its artifact, and ArtifactError says why no open of it
+        can succeed.
+        """
         with self._errors():
-            return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name)))
+            return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name, look=look)))
 
     def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
         """Have the daemon keep what a run of a model had, if its image's graph does not state inputs and outputs.
@@ -492,10 +496,10 @@ class AsyncAdmin(_Door):
         with self._errors():
             return [read(Model, each) for each in (await self._stub.List(_NOTHING)).models]
 
-    async def show(self, name: str) -> Model:
+    async def show(self, name: str, *, look: bool = False) -> Model:
         """See `Admin.show`."""
         with self._errors():
-            return read(Model, await self._stub.Describe(orders.message(pb.NameRequest, name=name)))
+            return read(Model, await self._stub.Describe(orders.message(pb.NameRequest, name=name, look=look)))
 
     async def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
         """See `Admin.learn`."""

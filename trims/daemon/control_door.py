@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import grpc
 
 from trims.core.errors import (
+    ArtifactError,
     CallerError,
     CapacityError,
     InternalError,
@@ -231,6 +232,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         described = self._model(self._registry.find(request.name), story=True)
         described.lock_json = self._transfers.locked(request.name)
         described.format = described.format or self._store.find_format(request.name)
+        if request.look and (trouble := self._store.find_trouble(request.name)):
+            raise ArtifactError(trouble)
         return described
 
     @_guarded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,19 @@ log = logging.getLogger(__name__)
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
     """Return whether artifacts of this format are worth a look: plans made of bytes in files, without a child."""
     return is_in_place_format(chosen) and chosen.may_be_in_place(options)
+
+
+def check_headers(artifact: Artifact) -> None:
+    """Look at the headers of an artifact whose tensors may be served in place; small ones only, and no contents.
+
+    Raises ArtifactError for what is wrong with them.
+    """
+    chosen = converter(artifact.format)
+    if not may_be_in_place(chosen, artifact.options) or is_large(chosen, artifact):
+        return
+    if is_in_place_format(chosen):
+        with contextlib.suppress(NotInPlaceError):
+            chosen.contents(artifact)
 
 
 def least_image_bytes(artifact: Artifact) -> int:

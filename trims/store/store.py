@@ -247,6 +247,10 @@ class Store:
         """Return the format of a model's artifact, found by its first bytes; empty if that fails or takes long."""
         return self._looked(name, self.resolver.where(name), lambda: self.resolver.find_format(name))
 
+    def find_trouble(self, name: str) -> str:
+        """Return why an open of a model must fail, by its files and headers; empty if nothing is found, or it hangs."""
+        return self._looked(name, self.resolver.where(name), lambda: self.resolver.find_trouble(name))
+
     def find_task(self, manifest: Manifest) -> str:
         """Return the task of a Hugging Face model, registered or not; empty as `find_format`, and for others."""
         return self._looked(manifest.name, self.resolver.where_of(manifest), lambda: self.resolver.find_task(manifest))

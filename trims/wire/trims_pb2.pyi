@@ -10,10 +10,12 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class NameRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "look")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    look: bool
+    def __init__(self, name: _Optional[str] = ..., look: bool = ...) -> None: ...
 
 class UnregisterRequest(_message.Message):
     __slots__ = ("name", "all_versions")

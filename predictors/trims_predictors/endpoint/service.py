@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
-from trims.core.errors import ModelNotFoundError, PermissionDeniedError, TrimsError
-from trims.manifests.references import name_of
+from trims.core.errors import BrokenWeightsError, ModelNotFoundError, PermissionDeniedError, TrimsError
+from trims.manifests.references import name_of, reference_to
 from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
@@ -328,7 +329,19 @@ class Service:
         except TrimsError as error:
             return str(error)
         await self.is_ready()
-        return self._why_nothing_is_ready() or self.pool.failures.reason(deployment)
+        reason = self._why_nothing_is_ready() or self.pool.failures.reason(deployment)
+        if reason or self.pool.has_loaded(deployment):
+            return reason
+        return await self._why_not_opened(reference_to(model, version))
+
+    async def _why_not_opened(self, reference: str) -> str:
+        """Return why no open of a model can succeed, by its files; empty if nothing is known, or its disk hangs."""
+        with contextlib.suppress(TrimsError, asyncio.TimeoutError):
+            try:
+                await asyncio.wait_for(self._daemon.show(reference, look=True), _PATIENCE_S)
+            except BrokenWeightsError as error:
+                return str(error)
+        return ""
 
     def _why_nothing_is_ready(self) -> str:
         """Return why no model can take requests, as it was found last; empty if models can."""

@@ -388,9 +388,13 @@ class WorkerPool:
         Not for a predictor that was asked to end meanwhile. Nor while another one has loaded the model, which shows
         that the model runs.
         """
-        loaded = self._slots.counts(deployment.key)
-        if self._slots.is_starting(predictor) and not (self._killing or loaded["idle"] or loaded["busy"]):
+        if self._slots.is_starting(predictor) and not (self._killing or self.has_loaded(deployment)):
             self.failures.learn(deployment, error)
+
+    def has_loaded(self, deployment: Deployment) -> bool:
+        """Return whether a predictor that lives has loaded the model."""
+        counts = self._slots.counts(deployment.key)
+        return bool(counts["idle"] or counts["busy"])
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]

@@ -13,7 +13,7 @@ from safetensors_files import MANY, a_file, an_image
 from trims.core.errors import ArtifactError, InternalError, NotInPlaceError
 from trims.formats.base import Artifact, InPlaceFormat
 from trims.formats.conversion.conversion import converter
-from trims.formats.in_place import InPlace, least_image_bytes, may_be_in_place
+from trims.formats.in_place import InPlace, check_headers, least_image_bytes, may_be_in_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +58,15 @@ def test_a_header_too_large_to_parse_here_says_the_least_by_its_length(tmp_path:
 def test_nothing_is_said_of_an_image_whose_headers_are_broken(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 100)
     assert least_image_bytes(Artifact("safetensors", (tmp_path / "broken.safetensors",), {})) == 0
+
+
+def test_headers_are_checked_where_they_are_small_and_say_what_is_wrong(tmp_path: Path) -> None:
+    save_file({"w": np.arange(50)}, tmp_path / "m.safetensors")
+    check_headers(Artifact("safetensors", (tmp_path / "m.safetensors",), {}))
+    check_headers(Artifact("safetensors", (a_file(tmp_path, MANY),), {}))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "m.safetensors").read_bytes()[:40])
+    with pytest.raises(ArtifactError, match="truncated"):
+        check_headers(Artifact("safetensors", (tmp_path / "cut.safetensors",), {}))
 
 
 def test_an_image_is_served_in_place_with_its_program(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from trims.core.errors import (
     ArtifactChangedError,
     ArtifactError,
     ArtifactNotFoundError,
+    BrokenWeightsError,
     CallerError,
     DigestMismatchError,
     TrimsError,
@@ -39,7 +40,7 @@ from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.conversion.build import build_artifact
 from trims.formats.conversion.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.conversion.environments import Environment
-from trims.formats.in_place import least_image_bytes, may_be_in_place
+from trims.formats.in_place import check_headers, least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
 from trims.formats.transformers.converter import TransformersConverter
 from trims.formats.transformers.folder import main_in
@@ -379,6 +380,26 @@ class Resolver:
             self._catalog.remember_format(entry.row, found, _text_of(manifest))
             self._changed([manifest.name])
         return found
+
+    def find_trouble(self, name: str) -> str:
+        """Look at a model's files and their headers for why an open must fail; empty if nothing is found. Slow.
+
+        Contents are not read, and nothing is fetched or built.
+        """
+        entry = self._entry(name)
+        manifest = entry.manifest
+        if manifest.artifact.builder is not None or not self._addresses.is_here(manifest):
+            return ""
+        try:
+            if self._without_artifact(entry.row, manifest) is not None:
+                return ""
+            main = self._main_file(manifest)
+            chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
+            options = _options(manifest, chosen)
+            check_headers(Artifact(chosen.format, chosen.files(main, options), options, manifest.origin))
+        except BrokenWeightsError as error:
+            return str(error)
+        return ""
 
     def find_task(self, manifest: Manifest) -> str:
         """Return the task of a Hugging Face model; empty for another model, or if it is not here yet. Slow, as a look.

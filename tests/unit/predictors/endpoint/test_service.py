@@ -65,14 +65,17 @@ class Daemon:
         self.health: str | None = "serving"
         self.busy = False
         self.error: Exception | None = None
+        self.damage = ""
         self.did: list[tuple[str, ...]] = []
 
     async def models(self) -> list[Model]:
         return list(self.known.values())
 
-    async def show(self, name: str) -> Model:
+    async def show(self, name: str, *, look: bool = False) -> Model:
         if name not in self.known:
             raise ModelNotFoundError(f"no model {name!r}")
+        if look and self.damage:
+            raise ArtifactError(self.damage)
         return self.known[name]
 
     async def status(self) -> Any:
@@ -301,6 +304,13 @@ def test_while_the_daemon_takes_no_opens_no_model_is_ready(
         assert await service.why_not_ready("m") == ""
 
     asyncio.run(run())
+
+
+def test_a_model_whose_file_is_damaged_is_not_ready_before_it_is_loaded(service: Service, daemon: Daemon) -> None:
+    daemon.damage = "the file is cut"
+    assert asyncio.run(service.why_not_ready("m")) == "the file is cut"
+    daemon.damage = ""
+    assert asyncio.run(service.why_not_ready("m")) == ""
 
 
 def test_a_model_that_nothing_runs_is_not_ready_with_the_reason(service: Service, daemon: Daemon) -> None:
