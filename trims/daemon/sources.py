@@ -46,6 +46,7 @@ class Sources:
             patience_s=config.fetch_patience_s,
             allow_hosts=config.allow_hosts,
             headers=str(config.fetch_headers or ""),
+            capacity_bytes=config.download_capacity_bytes,
         )
         self.fetcher = Fetcher(settings)
         downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)

@@ -153,6 +153,7 @@ def main() -> None:
         Path(settings["downloads"]),
         dict(os.environ),
         settings["headers"],
+        settings["capacity_bytes"],
     )
     with socket.socket(fileno=int(sys.argv[2])) as connection:
         Fetching(connection, around).serve()

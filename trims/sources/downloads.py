@@ -12,12 +12,15 @@ import shutil
 import threading
 from typing import TYPE_CHECKING
 
+from trims.core.errors import NoSpaceError
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
+#: Name of the setting, which marks errors about it.
+CAPACITY = "download_capacity_bytes"
 log = logging.getLogger(__name__)
 
 
@@ -53,6 +56,21 @@ class Downloads:
         """Remove what was used least recently until so many bytes are free. Return whether anything was removed."""
         return self._remove(lambda held: self._free() < nbytes, busy)  # noqa: ARG005
 
+    def make_room_within(self, nbytes: int, room_bytes: int, busy: Collection[Path] = ()) -> bool:
+        """Remove what was used least recently until a set fits the capacity, if it ever does.
+
+        Args:
+            nbytes: Of the set.
+            room_bytes: Left by the others, also by those that are being fetched.
+            busy: Folders that stay.
+
+        Returns:
+            Whether anything was removed.
+        """
+        held_bytes = sum(each for _, each in self.sets())
+        fits = nbytes <= self._capacity_bytes
+        return fits and self._remove(lambda held: held_bytes - held < nbytes - room_bytes, busy)
+
     def sets(self) -> list[tuple[Path, int]]:
         """Return all sets and their bytes on the disk, the one that was used least recently first."""
         found = []
@@ -87,6 +105,49 @@ class Downloads:
     def _folders(self) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):
             yield from (each for each in self.folder.iterdir() if each.is_dir() and not each.is_symlink())
+
+
+class Room:
+    """Capacity of a folder of downloads, as the process that moves bytes keeps it: before and during transfers.
+
+    Args:
+        downloads: The folder.
+        capacity_bytes: Most bytes of all sets together; None for no bound.
+    """
+
+    def __init__(self, downloads: Path, capacity_bytes: int | None = None) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._downloads = Downloads(downloads, capacity_bytes or 0)
+        self._lock = threading.Lock()
+        #: Lengths of the sets that are being fetched, some of which are not there yet.
+        self._taken: dict[Path, int] = {}
+
+    @contextlib.contextmanager
+    def taken(self, folder: Path, nbytes: int) -> Iterator[None]:
+        """Keep room for a set of files during a block.
+
+        Raises NoSpaceError, which names the setting, if it does not fit beside the others.
+        """
+        with self._lock:
+            if self._capacity_bytes is not None:
+                self._check(self._capacity_bytes, folder, nbytes)
+            self._taken[folder] = nbytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taken.pop(folder, None)
+
+    def _check(self, capacity_bytes: int, folder: Path, nbytes: int) -> None:
+        others = {each: held for each, held in [*self._downloads.sets(), *self._taken.items()] if each != folder}
+        room_bytes = capacity_bytes - sum(others.values())
+        if nbytes > room_bytes:
+            raise NoSpaceError(
+                f"{format_bytes(nbytes)} are to be fetched, and downloads may take {format_bytes(capacity_bytes)} "
+                f"({CAPACITY}), of which {format_bytes(max(0, room_bytes))} are free; raise it, or remove models "
+                "(`trims rm`, `trims prune`)",
+                max(0, room_bytes),
+            )
 
 
 def bytes_in(folder: Path) -> int:

@@ -60,6 +60,7 @@ class FetchSettings:
         patience_s: Seconds without a byte after which a transfer gives up.
         allow_hosts: Hosts and networks that may be reached whatever they are.
         headers: File of headers for servers of `https:` addresses; empty for none.
+        capacity_bytes: Most bytes of all downloads together; None for no bound.
     """
 
     downloads: str
@@ -69,6 +70,7 @@ class FetchSettings:
     patience_s: float = 120.0
     allow_hosts: tuple[str, ...] = ()
     headers: str = ""
+    capacity_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,11 @@ def _files_of(job: Job) -> dict[str, Any]:
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
     destination = opened.destination or Folder(job.around.downloads, _named(job), opened.files)
     job.work.moved.total_bytes = sum(file.nbytes for file in files)
-    paths = _fetch_all(job, opened, files, destination, expected)
-    folder = destination.finish(files)
+    with contextlib.ExitStack() as room:
+        if isinstance(destination, Folder):  # a hub's cache, or a plugin's own place, has no bound of ours
+            room.enter_context(job.around.room.taken(destination.path, job.work.moved.total_bytes))
+        paths = _fetch_all(job, opened, files, destination, expected)
+        folder = destination.finish(files)
     return {
         "pinned": opened.pinned, "notes": list(opened.notes), "folder": str(folder),
         "files": [{**as_json(file), "path": str(paths[file.name][0]), "found": paths[file.name][1]} for file in files],

@@ -18,6 +18,7 @@ from trims.core.errors import (
     SourceUnavailableError,
 )
 from trims.manifests.addresses import host_of
+from trims.sources.downloads import Room
 from trims.sources.http import STALL_S, Http
 from trims.sources.schemes import source_of
 from trims.sources.settings import SourceSettings
@@ -48,6 +49,7 @@ class Surroundings:
         downloads: The daemon's folder of downloads.
         environment: Variables of the daemon.
         headers: File of headers for servers of `https:` addresses; empty for none.
+        capacity_bytes: Most bytes of all downloads together; None for no bound.
     """
 
     limits: Limits
@@ -55,6 +57,10 @@ class Surroundings:
     downloads: Path
     environment: Mapping[str, str]
     headers: str = ""
+    capacity_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.downloads, self.capacity_bytes)
 
     def http(self, policy: HostPolicy) -> Http:
         """Return a client for hosts that a policy allows."""

@@ -21,6 +21,7 @@ from trims.manifests.addresses import address_identity, check_address, scheme_of
 from trims.sources import lock as lock_files
 from trims.sources.checksums import compare
 from trims.sources.descriptor import ImageDescription, image_address
+from trims.sources.downloads import CAPACITY
 from trims.sources.fetcher import Running
 
 if TYPE_CHECKING:
@@ -261,9 +262,14 @@ class Remote:
 
         try:
             return do()
-        except NoSpaceError:
+        except NoSpaceError as error:
             missing = flight.running.moved.total_bytes - flight.running.moved.done_bytes
-            if not self.downloads.make_room(missing, busy=self._unfinished("")):
+            busy = self._unfinished("")
+            if CAPACITY in str(error):
+                made = self.downloads.make_room_within(missing, error.room_bytes or 0, busy)
+            else:
+                made = self.downloads.make_room(missing, busy)
+            if not made:
                 raise
             return do()
 

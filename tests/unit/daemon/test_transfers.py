@@ -18,6 +18,7 @@ from trims.core.errors import (
     CallerError,
     DigestMismatchError,
     InUseError,
+    NoSpaceError,
     NotSupportedError,
     SourceUnavailableError,
     TrimsError,
@@ -42,7 +43,7 @@ def server() -> Iterator[FileServer]:
 
 @pytest.fixture
 def daemon(serve: Callable[..., Daemon]) -> Daemon:
-    return serve(fetch_patience_s=0.3)
+    return serve(fetch_patience_s=3.0)
 
 
 @pytest.fixture
@@ -74,6 +75,31 @@ def test_a_pull_fetches_and_makes_ready_and_says_what_was_found(
     reads(daemon, "m", WEIGHT)
     pull(transfers, "m")
     assert len(server.requests) == asked
+
+
+def test_downloads_stay_within_their_capacity_before_and_during_a_transfer(
+    serve: Callable[..., Daemon], server: FileServer
+) -> None:
+    daemon = serve(fetch_patience_s=3.0, download_capacity_bytes=2 * len(DATA) + (1 << 20))
+    transfers = Transfers(daemon.store, daemon.registry, daemon.sources)
+    server.serve("/large.safetensors", bytes(3 * len(DATA)))
+    for name in ("one", "two", "three"):
+        server.serve(f"/{name}.safetensors", DATA)
+        register(daemon, name, f"{server.url}/{name}.safetensors")
+    pull(transfers, "one")
+    register(daemon, "large", f"{server.url}/large.safetensors")
+    with pytest.raises(NoSpaceError, match="download_capacity_bytes"):
+        pull(transfers, "large")
+    assert server.sent["/large.safetensors"] <= 1  # which a look asks for
+    most = []
+    downloads = daemon.sources.remote.downloads
+    two, three = (transfers.pull(name, update=False) for name in ("two", "three"))
+    while not (two.pending.done(0.001) and three.pending.done(0.001)):
+        most.append(sum(nbytes for _, nbytes in downloads.sets()))
+    two.pending.result(WAIT_S)
+    three.pending.result(WAIT_S)
+    assert max(most, default=0) <= 2 * len(DATA) + (1 << 20)
+    assert len(downloads.sets()) == 2
 
 
 def test_a_pull_that_fails_is_forgotten_unless_another_one_runs(

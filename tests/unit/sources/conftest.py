@@ -26,7 +26,7 @@ def server() -> Iterator[FileServer]:
 
 @pytest.fixture
 def around(tmp_path: Path) -> Surroundings:
-    return Surroundings(Limits(patience_s=0.3), HostPolicy(), tmp_path / "downloads", {})
+    return Surroundings(Limits(patience_s=3.0), HostPolicy(), tmp_path / "downloads", {})
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ DIGEST = blake3.blake3(DATA).hexdigest()
 
 @pytest.fixture
 def fetcher(tmp_path: Path) -> Iterator[Fetcher]:
-    made = Fetcher(FetchSettings(str(tmp_path / "downloads"), patience_s=0.3))
+    made = Fetcher(FetchSettings(str(tmp_path / "downloads"), patience_s=3.0))
     yield made
     made.close()
 
@@ -261,7 +261,7 @@ class Full(Fetcher):
 def test_a_full_disk_takes_the_room_of_other_downloads_once(
     times: int, others: bool, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetcher = Full(FetchSettings(str(tmp_path / "downloads"), patience_s=0.3))
+    fetcher = Full(FetchSettings(str(tmp_path / "downloads"), patience_s=3.0))
     fetcher.times = 0
     remote = made_again(tmp_path, fetcher)
     server.serve("/old.bin", DATA)
