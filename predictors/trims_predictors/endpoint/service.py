@@ -330,8 +330,7 @@ class Service:
             return str(error)
         await self.is_ready()
         reason = self._why_nothing_is_ready() or self.pool.failures.reason(deployment)
-        counts = self.pool.state(deployment.key)
-        if reason or counts["idle"] or counts["busy"]:  # what runs has loaded it
+        if reason or self.pool.has_loaded(deployment):
             return reason
         return await self._why_not_opened(reference_to(model, version))
 

@@ -118,11 +118,15 @@ class WorkerPool:
         self.hidden: list[str] = []
         self.failures = Failures()
         self.loaded: list[str] = []
+        self.runs = False
 
     async def load(self, deployment: Deployment) -> None:
         if self.error is not None:
             raise self.error
         self.loaded.append(deployment.key)
+
+    def has_loaded(self, deployment: Deployment) -> bool:
+        return self.runs
 
     async def make_way(self) -> bool:
         return False
@@ -306,9 +310,14 @@ def test_while_the_daemon_takes_no_opens_no_model_is_ready(
     asyncio.run(run())
 
 
-def test_a_model_whose_file_is_damaged_is_not_ready_before_it_is_loaded(service: Service, daemon: Daemon) -> None:
+def test_a_model_whose_file_is_damaged_is_not_ready_unless_a_predictor_runs(
+    service: Service, daemon: Daemon, pool: WorkerPool
+) -> None:
     daemon.damage = "the file is cut"
     assert asyncio.run(service.why_not_ready("m")) == "the file is cut"
+    pool.runs = True
+    assert asyncio.run(service.why_not_ready("m")) == ""
+    pool.runs = False
     daemon.damage = ""
     assert asyncio.run(service.why_not_ready("m")) == ""
 
