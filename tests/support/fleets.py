@@ -56,11 +56,15 @@ def drive(
     environments: Mapping[str, Path] | None = None,
     **settings: Any,
 ) -> Any:
-    """Run `work` with a pool of these settings, and end the pool."""
+    """Run `work` with a pool of these settings, and end the pool.
+
+    Without `most_instances` a model has one predictor, so that what a request finds does not depend on the time.
+    """
 
     async def run() -> Any:
         async with aadmin(daemon.config.runtime_dir) as control:
-            pool = WorkerPool(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
+            plain = {"spares": 0, "hot_spares": 0, "most_instances": 1}
+            pool = WorkerPool(Settings(str(daemon.config.runtime_dir), **{**plain, **settings}))
             try:
                 return await asyncio.wait_for(
                     work(Driver(pool, Deployments(control, InterpreterSelection(environments), pool.retire))), 120

@@ -28,7 +28,10 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     preload: Annotated[
         tuple[Annotated[str, _MODULE], ...], about("Modules that templates import before they fork predictors.")
     ] = ()
-    instances: Annotated[int, about("Predictors that may run at once.", ge=1, le=1024)] = 1
+    instances: Annotated[
+        Annotated[int, about("", ge=1, le=1024)] | None,
+        about("Predictors that may run at once; absent: one, and further ones while requests wait for long."),
+    ] = None
     threads: Annotated[int, about("Of one predictor; 0: as many as processors.", ge=0, le=1024)] = 0
     max_batch_size: Annotated[
         int, about("Rows, along their first dimension, that requests are put together to; 0: never.", ge=0, le=1 << 20)

@@ -100,6 +100,8 @@ class PredictorProcess:
         self.going: asyncio.Future[None] = self._loop.create_future()
         self._answer: asyncio.Future[Message] | None = None
         self._on_part: OnPart | None = None
+        #: When the question was asked, or the last part of its answer came, on the loop's clock.
+        self._heard_s = 0.0
         #: Number of the message that is to be answered. Code of a model cannot guess it, and no answer comes twice.
         self._request = ""
         self._instructions = Sender()
@@ -127,7 +129,7 @@ class PredictorProcess:
 
         Args:
             message: What; with tensors they are added to it as `inputs`.
-            deadline_s: Seconds after which the process is killed.
+            deadline_s: Seconds after which the process is killed, without an answer or a part of one.
             tensors: Of a request.
             on_part: Takes parts of the answer before it, if there are any; None for a request that wants none.
 
@@ -146,7 +148,7 @@ class PredictorProcess:
         self._on_part = on_part
         try:
             await self._tell({**ask_for_spans(message), "request": self._request}, tensors)
-            answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
+            answer = _checked(await self._awaited(self._answer, deadline_s))
             take_spans(answer, self.pid, "predictor")
             if answer.get("kept_inputs"):
                 self._instructions.close()  # the next request is written to an arena of its own
@@ -170,6 +172,16 @@ class PredictorProcess:
         if answer["op"] == "failed":
             raise _error_of(answer)
         return answer
+
+    async def _awaited(self, answer: asyncio.Future[Message], deadline_s: float | None) -> Message:
+        """The answer, if it or a part of it comes in time. Raises asyncio.TimeoutError."""
+        self._heard_s = self._loop.time()
+        while deadline_s is not None and not answer.done():
+            left_s = self._heard_s + deadline_s - self._loop.time()
+            done, _ = await asyncio.wait((answer,), timeout=max(0.0, left_s))
+            if not done and self._loop.time() >= self._heard_s + deadline_s:
+                raise asyncio.TimeoutError
+        return await answer
 
     def _note_work(self, message: Message) -> None:
         """Remember what the process works on, for what it prints and for how it ends."""
@@ -253,14 +265,22 @@ class PredictorProcess:
             if self._on_part is None:
                 raise BadMessageError("it answered in parts, which were not asked for")
             self._on_part(part_of(message))
+            self._heard_s = self._loop.time()
         except BadMessageError as error:
             self._break(error)
 
     def stop_run(self) -> None:
         """Have the run that goes on end early, if its predictor can. Never raises."""
+        self._tell_run({"op": "stop"})
+
+    def share_threads(self, count: int) -> None:
+        """Have the run that goes on compute with so many threads, if its predictor can. Never raises."""
+        self._tell_run({"op": "share", "threads": count})
+
+    def _tell_run(self, message: Message) -> None:
         if self._answer is not None and not self._answer.done():
             with contextlib.suppress(LostPeerError):
-                self._peer.send({"op": "stop", "request": self._request})
+                self._peer.send({**message, "request": self._request})
 
     def _lost(self, why: str) -> None:
         self._break(LostPeerError(why))

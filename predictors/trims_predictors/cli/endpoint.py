@@ -25,6 +25,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_doors(endpoint)
     endpoint.add_argument("--predictors", type=int, default=16, help="processes that run models at once (default: 16)")
     endpoint.add_argument("--queue", type=int, default=128, help="requests that may wait for one model (default: 128)")
+    text = "predictors at once of a model whose manifest states no `instances`, while requests wait for long"
+    endpoint.add_argument("--most-instances", type=int, help=f"{text} (default: 4 for each processor)")
+    text = "memory of its own that all of these may take beyond the first of each model"
+    endpoint.add_argument("--further-memory", help=f"{text} (default: a quarter of all)")
     text = "seconds an idle predictor stays, or lazy for until its slot is needed (default: 300)"
     endpoint.add_argument("--keep-alive-s", default="300", help=text)
     text = "seconds a predictor may take to load its model, conversion included"
@@ -117,6 +121,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> EndpointSettings:
+    from trims.core.units import parse_bytes
     from trims.tenants import read_tenants
     from trims.wire.address import default_runtime_dir
     from trims_predictors.children.hidden_paths import check_hidden
@@ -136,6 +141,10 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         predictors=_at_least(options.predictors, "--predictors", 1),
         of_tenants={name: each.predictors for name, each in tenants.by_name.items() if each.predictors is not None},
         queue=_at_least(options.queue, "--queue", 1),
+        most_instances=None
+        if options.most_instances is None
+        else _at_least(options.most_instances, "--most-instances", 1),
+        most_further_bytes=None if options.further_memory is None else parse_bytes(options.further_memory),
         keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
         most_template_bytes=_bound(options.template_memory),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trims.memory.control_groups import groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _ROOT = Path("/")
 #: Seconds that a load counts as computing. A longer load waits for its weights.
@@ -43,10 +43,14 @@ class Computing:
     """Predictors that load or answer just now, and so share the processors. Used in one event loop.
 
     Those of numpy do not count: they have one thread each, and most of them compute little.
+
+    Args:
+        changed: Called whenever their number has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self._predictors: set[int] = set()
+        self._changed = changed
 
     def __len__(self) -> int:
         return len(self._predictors)
@@ -58,16 +62,22 @@ class Computing:
             yield
             return
         self._predictors.add(predictor)
+        self._changed()
         try:
             yield
         finally:
+            self._discard(predictor)
+
+    def _discard(self, predictor: int) -> None:
+        if predictor in self._predictors:
             self._predictors.discard(predictor)
+            self._changed()
 
     @contextlib.contextmanager
     def loads(self, predictor: int, framework: str) -> Iterator[None]:
         """Count a predictor while it loads its model, for as long as a load may compute."""
         with self.runs(predictor, framework):
-            timer = asyncio.get_running_loop().call_later(_LOADS_S, self._predictors.discard, predictor)
+            timer = asyncio.get_running_loop().call_later(_LOADS_S, self._discard, predictor)
             try:
                 yield
             finally:

@@ -45,6 +45,10 @@ class Settings:
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
             predictor.
         most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
+        most_instances: Predictors at once of a model whose manifest states no `instances`, while requests wait for
+            longer than one takes to start; None for four for each processor.
+        most_further_bytes: Memory of its own that all of these beyond the first of each model may have together; None
+            for a quarter of all.
         learned: File that keeps what templates have learned to import, for the next endpoint; None for none.
     """
 
@@ -64,6 +68,8 @@ class Settings:
     end_abandoned: bool = True
     hot_spares: int = 2
     of_tenants: Mapping[str, int] = field(default_factory=dict)
+    most_instances: int | None = None
+    most_further_bytes: int | None = None
     learned: Path | None = None
 
 
@@ -88,6 +94,7 @@ class Deployment:
         preload: Modules for the template.
         place: Where to have the weights; None for what the manifest says.
         instances: Predictors at once.
+        grows: Its manifest states no `instances`: it has further ones while requests wait for long.
         threads: Of each, when it is alone.
         shares_processors: Beside runs of others it has fewer threads: its manifest states no number.
         batch: Rows of one run; 0: no batches.
@@ -120,6 +127,7 @@ class Deployment:
     preload: tuple[str, ...] = ()
     place: str | None = None
     instances: int = 1
+    grows: bool = False
     threads: int = 1
     shares_processors: bool = False
     batch: int = 0

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     OnPart = Callable[[Sequence[Tensor]], None]
 
-#: Parts that may wait for a client that does not read.
-_MOST_WAITING = 1 << 16
+#: Bytes of parts that may wait for a client that does not read, and what each takes beside its tensors.
+_MOST_WAITING_BYTES, _A_PART_BYTES = 8 << 20, 512
 
 
 class Streamed(NamedTuple):
@@ -39,12 +39,14 @@ async def parts_of(start: Callable[[OnPart], Awaitable[tuple[Deployment, Answer]
 
     Raises what the request raises; CapacityError for a client that lets too many parts wait.
     """
-    waiting: asyncio.Queue[Streamed | None] = asyncio.Queue(_MOST_WAITING + 1)
+    waiting: asyncio.Queue[Streamed | None] = asyncio.Queue()
+    waiting_bytes = 0
     overflow = False
 
     def take(tensors: Sequence[Tensor]) -> None:
-        nonlocal overflow
-        if waiting.qsize() < _MOST_WAITING:
+        nonlocal overflow, waiting_bytes
+        waiting_bytes += _bytes_of(tensors)
+        if waiting_bytes <= _MOST_WAITING_BYTES:
             waiting.put_nowait(Streamed(tensors))
         else:
             overflow = True
@@ -54,10 +56,15 @@ async def parts_of(start: Callable[[OnPart], Awaitable[tuple[Deployment, Answer]
     running.add_done_callback(lambda _: waiting.put_nowait(None))
     try:
         while (part := await waiting.get()) is not None:
+            waiting_bytes -= _bytes_of(part.tensors)
             yield part
         if overflow:
-            raise CapacityError(f"more than {_MOST_WAITING} parts of the answer wait for their client")
+            raise CapacityError(f"more than {_MOST_WAITING_BYTES >> 20} MiB of the answer wait for their client")
         deployment, answer = await running
         yield Streamed(answer.outputs, (deployment, answer))
     finally:
         running.cancel()
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    return _A_PART_BYTES + sum(each.nbytes for each in tensors)

@@ -29,6 +29,7 @@ class Slots:
     Attributes:
         most: Predictors at once, those that are starting or stopping included.
         taken: Predictors that there are.
+        further: How many of them `extend` has started.
         stopping: How many of them stop.
         idle: Idle ones; the one that has been so longest is the first.
         unwanted: Those that still load, for queues in which nothing waits any more.
@@ -37,6 +38,7 @@ class Slots:
 
     most: int
     taken: int = 0
+    further: int = 0
     stopping: int = 0
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
     unwanted: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -71,11 +73,13 @@ class Predictor:
     """Predictor, and the requests that it runs.
 
     Attributes:
+        further: It was started by `extend`.
         idles: Number of its idle time.
         retired: It ends once it has finished.
     """
 
     queue: Queue
+    further: bool = False
     state: State = State.STARTING
     jobs: tuple[Job, ...] = ()
     idles: int = 0

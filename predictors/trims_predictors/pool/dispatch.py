@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ class Running:
         keep_alive_s: What the last request said of it.
         stops: A run of it ends early if it is asked to.
         jobs: Of the run that is under way.
+        run_began_s: When that run began, on the clock of `time.perf_counter`.
+        shortest_s: Seconds of its shortest run; infinite before one has ended.
+        threads: What it computes with.
         abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
         idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
     """
@@ -98,6 +102,9 @@ class Running:
     keep_alive_s: float | None = None
     stops: bool = False
     jobs: Sequence[Job] = ()
+    run_began_s: float = 0.0
+    shortest_s: float = math.inf
+    threads: int = 0
     abandoned_timer: asyncio.TimerHandle | None = None
     idle_timer: asyncio.TimerHandle | None = None
 
@@ -174,7 +181,7 @@ class Runs:
         run = span("run", parent=traces[0], batch_size=len(jobs)) if traces else OFF
         running.process.answers(requests[0].id)
         deadline_s = deployment.run_deadline_s
-        threads = deployment.threads_of(len(self._computing))
+        threads = running.threads = deployment.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         wanted = list(requests[0].wanted)  # as of all: others do not run together
         on_part = requests[0].on_part

@@ -19,14 +19,16 @@ class Limits:
     """Limits of one deployment.
 
     Attributes:
-        instances: Predictors at once.
+        instances: Predictors at once that are started as soon as requests wait.
         queue: Requests that may wait.
         batch: Rows of one run; 0: each request runs alone.
+        most: Predictors at once with those that `extend` starts.
     """
 
     instances: int = 1
     queue: int = 128
     batch: int = 0
+    most: int = 1
 
 
 @dataclass(eq=False, slots=True)

@@ -25,6 +25,7 @@ from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.pool.batching import rows_of
 from trims_predictors.pool.dispatch import Request, Running, Runs, told_of, with_rest
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.pool.growth import SURPLUS_KEEP_ALIVE_S, Grower
 from trims_predictors.pool.load_failures import Failures
 from trims_predictors.pool.scheduler import Schedule
 from trims_predictors.tasks import Background
@@ -78,14 +79,13 @@ class WorkerPool:
         self._running: dict[int, Running] = {}
         #: Predictors whose process is just being had, and that are wanted.
         self._coming: set[int] = set()
-        #: Jobs that run, and which predictor runs them.
-        self._runs: dict[Job, int] = {}
-        self._computing = Computing()
+        self._runs: dict[Job, int] = {}  # what runs, and where
+        self._grower = Grower(self._slots, self._running, self._do, settings)
+        self._computing = Computing(self._share)
         self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
         self._deployments: dict[DeploymentKey, Deployment] = {}
         #: Spans of the latest recorded request of each deployment, of which a predictor's start is a part.
         self._traces: dict[DeploymentKey, SpanContext] = {}
-        #: Inputs and outputs of models.
         self.signatures = Signatures()
         self.keep: Keep | None = None  # of what the first run of a model had, beyond the life of this pool
         self.on_load: OnLoad | None = None  # given the deployment, the place, and the seconds of each phase
@@ -162,7 +162,10 @@ class WorkerPool:
         self._deployments[deployment.key] = deployment
         if job.payload.trace is not None:
             self._traces[deployment.key] = job.payload.trace
-        self._do(self._slots.submit(job, self._limits(deployment)))
+        steps = self._slots.submit(job, self._limits(deployment))
+        self._do(steps)
+        if deployment.grows and not (steps and isinstance(steps[0], Run)):
+            self._grower.watch(deployment)
         if not job.batch_ready:
             self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
         deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
@@ -210,7 +213,8 @@ class WorkerPool:
         )
 
     def _limits(self, deployment: Deployment) -> Limits:
-        return Limits(deployment.instances, self._settings.queue, deployment.batch)
+        most = self._grower.most if deployment.grows else 0
+        return Limits(deployment.instances, self._settings.queue, deployment.batch, most)
 
     def _give_up(self, job: Job, deadline_s: float) -> None:
         steps = self._slots.cancel(job)
@@ -237,6 +241,15 @@ class WorkerPool:
                 running.process.stop_run()
             again_s = sum(running.stages.values())
             running.abandoned_timer = self._loop.call_later(again_s, self._end_abandoned, running)
+
+    def _share(self) -> None:
+        """Divide the processors again between runs that can change their threads while they go on."""
+        runs = len(self._computing)
+        for running in self._running.values():
+            threads = running.deployment.threads_of(runs)
+            if running.stops and running.jobs and running.threads != threads:
+                running.threads = threads
+                running.process.share_threads(threads)
 
     def _end_abandoned(self, running: Running) -> None:
         if not running.process.dying:
@@ -327,6 +340,8 @@ class WorkerPool:
         try:
             record = process.pages is not None and process.pages.lacks(deployment.key)
             message = {**load_message(deployment, self._settings.most_predictor_bytes), "record": record}
+            if deployment.grows:  # frameworks that cannot change it later divide the processors from their start
+                message["threads"] = deployment.threads_of(1 + self._slots.surplus(deployment.key))
             computes = self._computing.loads(predictor, deployment.environment.framework)
             with computes, told_of(deployment, "raise --load-deadline-s"), span("load model"):
                 answer = await load(
@@ -372,6 +387,7 @@ class WorkerPool:
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stops = answer.get("stops") is True
         running.stages = with_rest({"process_s": max(0.0, process_s), **answer["stages"]}, running.began_s)
+        self._grower.growth.started(deployment.key, running.stages)
         if self.on_load is not None:
             self.on_load(deployment, running.place, running.stages)
         self.signatures.learn(deployment, answer)
@@ -380,6 +396,7 @@ class WorkerPool:
 
     def _refuse(self, predictor: int, deployment: Deployment, error: TrimsError, *, hung: bool = False) -> None:
         self._learn_failure(predictor, deployment, PredictorError(str(error)) if hung else error)
+        self._grower.growth.failed(deployment.key, time.perf_counter())
         self._do(self._slots.failed(predictor, error))
 
     def _learn_failure(self, predictor: int, deployment: Deployment, error: TrimsError) -> None:
@@ -398,12 +415,13 @@ class WorkerPool:
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]
-        running.jobs = jobs
+        running.jobs, running.run_began_s = jobs, time.perf_counter()
         self._runs.update(dict.fromkeys(jobs, predictor))
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
         with self._computing.runs(predictor, running.deployment.environment.framework):
             await self._runner.run(running, jobs)
+        running.shortest_s = min(running.shortest_s, time.perf_counter() - running.run_began_s)
         running.end_run()
         for job in jobs:
             del self._runs[job]
@@ -447,10 +465,32 @@ class WorkerPool:
             return
         keep_alive_s = self._keep_alive_of(running.deployment) if running.keep_alive_s is None else running.keep_alive_s
         running.forget_idle()
-        if keep_alive_s is not None:
+        surplus = self._slots.surplus(running.deployment.key)
+        if surplus and (keep_alive_s is None or keep_alive_s > SURPLUS_KEEP_ALIVE_S):
+            rest_s = None if keep_alive_s is None else keep_alive_s - SURPLUS_KEEP_ALIVE_S
             running.idle_timer = self._loop.call_later(
-                keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles))
+                SURPLUS_KEEP_ALIVE_S, self._end_surplus, predictor, idles, rest_s
             )
+        elif keep_alive_s is not None:
+            running.idle_timer = self._loop.call_later(keep_alive_s, self._expire, predictor, idles)
+
+    def _expire(self, predictor: int, idles: int) -> None:
+        self._do(self._slots.expire(predictor, idles))
+
+    def _end_surplus(self, predictor: int, idles: int, rest_s: float | None) -> None:
+        """End an idle predictor if its deployment has further ones; else let it stay for the rest of its keep-alive."""
+        running = self._running.get(predictor)
+        if running is None or self._slots.idles(predictor) != idles:
+            return
+        key = running.deployment.key
+        if self._grower.needs_idle(key):
+            running.idle_timer = self._loop.call_later(
+                SURPLUS_KEEP_ALIVE_S, self._end_surplus, predictor, idles, rest_s
+            )
+        elif self._slots.surplus(key):
+            self._expire(predictor, idles)
+        elif rest_s is not None:
+            running.idle_timer = self._loop.call_later(rest_s, self._expire, predictor, idles)
 
     def _keep_alive_of(self, deployment: Deployment) -> float | None:
         return self._settings.keep_alive_s if deployment.keep_alive_s is None else deployment.keep_alive_s
@@ -488,6 +528,7 @@ class WorkerPool:
             self.retire(each)
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")
+        await self._grower.close()
         await self.hot.close()
         await self._warm_pool.close()
         while self._background:  # tasks that end may start others

@@ -1,10 +1,11 @@
 """Scheduler of requests and predictors: who answers which, and which predictors there are. No clock, no process.
 
 Every event returns the steps that the pool carries out; each step's outcome comes back as an event. Requests wait in
-the *queue* of their deployment. A queue has up to `instances` predictors. The operator has *slots* for predictors of
-all queues together, and each tenant has its own, so that none waits for another's. If no slot is free, the predictor
-that has been idle longest gives its slot up, or one that loads for requests that are gone. If there is none, the next
-one that finishes does, provided that the other queue's request came first. So no queue starves, whatever others bring.
+the *queue* of their deployment. A queue has up to `instances` predictors, and further ones while `extend` is called.
+The operator has *slots* for predictors of all queues together, and each tenant has its own, so that none waits for
+another's. If no slot is free, the predictor that has been idle longest gives its slot up, or one that loads for
+requests that are gone. If there is none, the next one that finishes does, provided that the other queue's request came
+first. So no queue starves, whatever others bring. Further predictors take free slots only, and half of all at most.
 
 Each event costs the same whatever waits; only a batch costs its own length.
 """
@@ -19,7 +20,7 @@ from trims_predictors.pool.books import Predictor, Queue, Slots, State
 from trims_predictors.pool.events import Fail, Run, Start, Stop, next_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from trims.core.errors import TrimsError
     from trims_predictors.deployment.key import DeploymentKey
@@ -79,6 +80,25 @@ class Schedule:
         self._note_unwanted(queue)
         return steps
 
+    def extend(self, key: DeploymentKey, *, ahead: bool = False) -> list[Step]:
+        """Start one predictor beyond `instances`, up to `most`, where a free slot is not wanted by others.
+
+        Args:
+            key: Of the deployment.
+            ahead: For the next request, where all predictors are busy; else for one that waits, and for which none
+                starts already.
+        """
+        queue = self._queues.get(key)
+        if queue is None or queue.retired or queue.idle or len(queue.starting) >= len(queue.jobs) + ahead:
+            return []
+        slots = queue.slots
+        full = slots.taken >= slots.most or slots.further >= slots.most // 2
+        if slots.wanting or full or queue.serving >= queue.limits.most:
+            return []
+        steps: list[Step] = [self._start(queue, further=True)]
+        self._note_unwanted(queue)
+        return steps
+
     def ripen(self, job: Job) -> list[Step]:
         """Let a job wait no longer for others to run with. Return the next steps."""
         job.batch_ready = True
@@ -126,6 +146,7 @@ class Schedule:
             return []
         queue = found.queue
         queue.slots.taken -= 1
+        queue.slots.further -= found.further
         steps: list[Step] = []
         error = PredictorError(f"the predictor of {queue.key.model!r} ended: {why}")
         if found.state is State.STOPPING:
@@ -190,6 +211,25 @@ class Schedule:
         found = self._predictors.get(predictor)
         return found.idles if found is not None and found.state is State.IDLE else None
 
+    def further(self) -> list[int]:
+        """Return the predictors that `extend` has started."""
+        return [number for number, each in self._predictors.items() if each.further]
+
+    def surplus(self, key: DeploymentKey) -> int:
+        """Return how many predictors a queue has beyond its `instances`."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else max(0, queue.serving - queue.limits.instances)
+
+    def first(self, key: DeploymentKey) -> Job | None:
+        """Return the request of a queue that is answered next; None if none waits."""
+        queue = self._queues.get(key)
+        return queue.first() if queue is not None and queue.jobs else None
+
+    def busy(self, key: DeploymentKey) -> Collection[int]:
+        """Return the predictors of a queue that answer."""
+        queue = self._queues.get(key)
+        return () if queue is None else queue.busy
+
     def counts(self, key: DeploymentKey) -> dict[str, int]:
         """Return how many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
         queue = self._queues.get(key)
@@ -253,11 +293,12 @@ class Schedule:
         # An idle predictor beside a queue waits for a batch to fill.
         return len(queue.jobs) > len(queue.starting) + len(queue.idle) and queue.serving < queue.limits.instances
 
-    def _start(self, queue: Queue) -> Start:
+    def _start(self, queue: Queue, *, further: bool = False) -> Start:
         predictor = next(self._ids)
-        self._predictors[predictor] = Predictor(queue)
+        self._predictors[predictor] = Predictor(queue, further)
         queue.starting.add(predictor)
         queue.slots.taken += 1
+        queue.slots.further += further
         return Start(predictor, queue.key)
 
     def _stop(self, predictor: int) -> list[Step]:
@@ -348,6 +389,8 @@ class Schedule:
         of_state = {state: {number for number, each in found.items() if each.state is state} for state in State}
         unwanted = {number for number in of_state[State.STARTING] if not found[number].queue.jobs}
         _require(len(found) == slots.taken <= slots.most, "there are more predictors than slots")
+        further = sum(each.further for each in found.values())
+        _require(further == slots.further <= max(1, slots.most // 2), "further predictors are counted wrongly")
         _require(len(of_state[State.STOPPING]) == slots.stopping, "predictors that stop are counted wrongly")
         _require(of_state[State.IDLE] == set(slots.idle), "idle predictors are listed wrongly")
         _require(unwanted == set(slots.unwanted), "predictors that load for nothing are listed wrongly")
@@ -360,7 +403,8 @@ class Schedule:
                 fits = found is not None and found.queue is queue and found.state is state
                 _require(fits, f"predictor {predictor} is not {state.value} for {queue.key}")
         _require(
-            queue.serving <= max(queue.limits.instances, 1) or queue.retired, f"{queue.key} has too many predictors"
+            queue.serving <= max(queue.limits.instances, queue.limits.most, 1) or queue.retired,
+            f"{queue.key} has too many predictors",
         )
         _require(len(queue.jobs) <= queue.limits.queue or queue.retired, f"too many requests wait for {queue.key}")
         if queue.jobs and not queue.serving:

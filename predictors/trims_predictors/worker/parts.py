@@ -13,6 +13,7 @@ from trims_predictors.tensors import from_array
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from trims.wire.frames import Message
     from trims_predictors.api import Arrays
@@ -26,13 +27,16 @@ class Parts:
         request: Number of the request.
         wanted: Whether parts are to be sent.
         own: Number of this process.
+        share: Has frameworks compute with so many threads; the supervisor may ask for that while a run goes on.
 
     Attributes:
         ended: The supervisor has let go: the process ends after this run.
     """
 
-    def __init__(self, sock: socket.socket, request: str, own: int, *, wanted: bool) -> None:
-        self._sock, self._request, self._own = sock, request, own
+    def __init__(
+        self, sock: socket.socket, request: str, own: int, share: Callable[[int], None], *, wanted: bool
+    ) -> None:
+        self._sock, self._request, self._own, self._share = sock, request, own, share
         self.wanted = wanted
         self.ended = self._stopped = False
         self._arrivals = select.poll()
@@ -72,3 +76,5 @@ class Parts:
             self.ended = self._stopped = True
         elif message.get("op") == "stop" and message.get("request") == self._request:
             self._stopped = True
+        elif message.get("op") == "share" and message.get("request") == self._request:
+            self._share(int(message["threads"]))

@@ -10,6 +10,7 @@ supervisor (`pool`). Messages:
     {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
     {"op": "stop", ...}     end the run of this request early, if the predictor can; nothing answers that
+    {"op": "share", ...}    compute the rest of this run with so many threads; nothing answers that
     {"op": "unload"}        give everything up and end
 
 Of a request that streams, parts of its answer come before it: {"op": "part", ...}.
@@ -141,7 +142,7 @@ class Worker:
                 for fd in fds:
                     self._inbox.take(fd)
                 operation = message.get("op")
-                if operation == "stop":
+                if operation in ("stop", "share"):
                     continue  # its run has ended by itself meanwhile
                 if operation == "unload":
                     told_to_end = True
@@ -340,7 +341,7 @@ class Worker:
         wanted = message.get("wanted", ())
         if not self._pipeline.can_stop:
             return self._pipeline.run(inputs, stages, wanted)
-        parts = Parts(self._sock, message["request"], self._own, wanted=bool(message.get("stream")))
+        parts = Parts(self._sock, message["request"], self._own, self._share, wanted=bool(message.get("stream")))
         try:
             return self._pipeline.run(inputs, stages, wanted, parts)
         finally:

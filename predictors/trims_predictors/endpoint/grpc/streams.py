@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import TrimsError
+from trims.core.errors import CapacityError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 32
 #: Bytes of answers that wait for the client; no further request is read while there are more.
 MOST_WAITING_BYTES = 64 << 20
+#: Seconds within which a client has to read an answer that waits for it: its other requests hold predictors.
+READER_S = 30.0
 #: Letters of an error.
 _MOST_LETTERS = 1000
 #: The parameter by which clients of Triton know the last answer to a request.
@@ -63,13 +65,15 @@ class AnswerStream:
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         """Answer all requests. Raises BadMessageError for one that is no protobuf, once those before it are answered.
 
+        Raises CapacityError for a client that does not read its answers.
+
         When the wait for it is cancelled, the requests that run are cancelled, too.
         """
         reading = asyncio.ensure_future(self._read(requests))
         try:
             while (answers := await self._answers.get()) is not None:
                 while (made := await answers.next()) is not None:
-                    await self._write(made)
+                    await self._read_by_client(made)
                     self._sent(made)
                 self._slots.release()
             await reading
@@ -78,6 +82,12 @@ class AnswerStream:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    async def _read_by_client(self, made: Any) -> None:
+        try:
+            await asyncio.wait_for(self._write(made), READER_S)
+        except asyncio.TimeoutError:
+            raise CapacityError(f"the client has read nothing of its answers for {READER_S:g} s") from None
 
     def _sent(self, made: Any) -> None:
         self._waiting_bytes -= made.ByteSize()

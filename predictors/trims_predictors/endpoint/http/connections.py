@@ -1,4 +1,4 @@
-"""Connections of clients that stop in the middle of a request, or whose request never ends, are closed.
+"""Connections of clients that stop in the middle of a request, never end it, or do not read their answer, are closed.
 
 uvicorn closes a connection that is idle between two requests. It waits without end for the first byte of a connection,
 for the rest of a request's head, and for the rest of its body: each holds a descriptor of the endpoint. It keeps a
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 HEAD_S = 30.0
 #: Seconds within which more of a body has to come.
 SILENCE_S = 30.0
+#: Seconds within which a client has to read some of an answer that waits for it: a stream holds a predictor.
+READER_S = 30.0
 #: Seconds for what is left of a body once the request is answered: most clients send all before they read.
 DRAIN_S = 10.0
 #: Seconds before the next look at a connection that cannot be closed now.
@@ -104,6 +106,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     _refusal: RefusedHeadError | None = None
     #: Looks for a client that has closed its sending side, once it has.
     _probe: asyncio.TimerHandle | None = None
+    #: Looks whether the client reads, while an answer waits for it.
+    _reader: asyncio.TimerHandle | None = None
     #: Connections at once; more are refused. And bytes of a body that are read after the answer.
     most_connections = sys.maxsize
     most_drained_bytes = 1 << 20
@@ -128,7 +132,36 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._stop()
         if self._probe is not None:
             self._probe.cancel()
+        self._stop_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, for as long as it reads some of what waits."""
+        super().pause_writing()
+        self._await_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self._stop_reader()
+        super().resume_writing()
+
+    def _await_reader(self, waiting_bytes: int) -> None:
+        self._stop_reader()
+        self._reader = self.loop.call_later(READER_S, self._look_at_reader, waiting_bytes)
+
+    def _stop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def _look_at_reader(self, before_bytes: int) -> None:
+        """Close the connection, which ends its request, if nothing was read since the last look."""
+        waiting_bytes = self.transport.get_write_buffer_size()
+        if waiting_bytes < before_bytes:
+            self._await_reader(waiting_bytes)
+        else:
+            _log.info("a connection is closed: its client has read nothing of its answer for %g s", READER_S)
+            self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Let a client that sends no more have its answers; returns whether the connection stays open for that."""

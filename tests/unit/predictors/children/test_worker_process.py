@@ -109,6 +109,35 @@ def test_an_answer_for_which_no_descriptor_is_left_is_a_lack_of_ours(monkeypatch
     with_process(_ECHO, work)
 
 
+_IN_PARTS = """
+hear()
+for _ in range(PARTS):
+    time.sleep(0.2)
+    messages.send(sock, {"op": "part", "outputs": []})
+time.sleep(WAIT)
+messages.send(sock, {"op": "answer", "outputs": [], "stages": {}})
+"""
+
+
+def test_a_deadline_counts_from_the_last_part_of_an_answer() -> None:
+    async def work(process: PredictorProcess) -> None:
+        parts: list[Any] = []
+        await process.ask({"op": "predict"}, deadline_s=1.0, tensors=[], on_part=parts.append)
+        assert len(parts) == 8
+
+    with_process(_IN_PARTS.replace("PARTS", "8").replace("WAIT", "0"), work)
+
+
+def test_a_stream_that_stands_still_for_its_deadline_is_ended() -> None:
+    async def work(process: PredictorProcess) -> None:
+        parts: list[Any] = []
+        with pytest.raises(DeadlineError, match=r"took more than 1 s to predict and was ended"):
+            await process.ask({"op": "predict"}, deadline_s=1.0, tensors=[], on_part=parts.append)
+        assert len(parts) == 2
+
+    with_process(_IN_PARTS.replace("PARTS", "2").replace("WAIT", "60"), work)
+
+
 _SAY = "hear(); messages.send(sock, {}); time.sleep(60)"
 
 

@@ -73,6 +73,48 @@ def test_a_line_has_at_most_its_instances() -> None:
     assert [type(step) for step in starts] == [Start, Start]
 
 
+def test_a_queue_extends_to_its_most_for_requests_that_wait() -> None:
+    schedule = Schedule(8)
+    limits = Limits(most=3)
+    for _ in range(4):
+        submitted(schedule, limits=limits)
+    key = DeploymentKey("a")
+    assert [len(schedule.extend(key)) for _ in range(3)] == [1, 1, 0]
+    assert schedule.surplus(key) == 2
+    schedule.validate()
+
+
+def test_a_queue_extends_ahead_only_while_all_its_predictors_are_busy() -> None:
+    schedule = Schedule(8)
+    _, (start,) = submitted(schedule, limits=Limits(most=3))
+    assert isinstance(start, Start)
+    key = DeploymentKey("a")
+    schedule.ready(start.predictor)
+    assert schedule.extend(key) == []
+    (further,) = schedule.extend(key, ahead=True)
+    assert isinstance(further, Start)
+    assert schedule.extend(key, ahead=True) == []
+    schedule.ready(further.predictor)
+    assert schedule.extend(key, ahead=True) == []
+    schedule.validate()
+
+
+def test_further_predictors_take_half_of_the_slots_and_none_that_is_wanted() -> None:
+    schedule = Schedule(4)
+    limits = Limits(most=9)
+    for _ in range(6):
+        submitted(schedule, limits=limits)
+    key = DeploymentKey("a")
+    assert [len(schedule.extend(key)) for _ in range(3)] == [1, 1, 0]
+    submitted(schedule, "b")
+    submitted(schedule, "c")  # waits for a slot
+    for number in (2, 3):
+        schedule.failed(number, ModelNotFoundError("gone"))
+        schedule.ended(number, "by hand")
+    assert schedule.counts(DeploymentKey("c"))["starting"] == 1
+    schedule.validate()
+
+
 def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
     schedule = Schedule(4)
     for _ in range(3):
@@ -322,7 +364,7 @@ def test_a_broken_book_is_named() -> None:
 
 # -- every order of events ---------------------------------------------------------------------------------------------
 
-LINES = {"a": Limits(1, 4), "b": Limits(2, 4, 3), "c": Limits(1, 4, 3), "d": Limits(3, 4)}
+LINES = {"a": Limits(1, 4, most=3), "b": Limits(2, 4, 3), "c": Limits(1, 4, 3, most=2), "d": Limits(3, 4)}
 
 
 class WorkerPool(RuleBasedStateMachine):
@@ -381,6 +423,10 @@ class WorkerPool(RuleBasedStateMachine):
     @rule(line=st.sampled_from(sorted(LINES)))
     def expect(self, line: str) -> None:
         self.do(self.schedule.expect(DeploymentKey(line), LINES[line]))
+
+    @rule(line=st.sampled_from(sorted(LINES)), ahead=st.booleans())
+    def extend(self, line: str, ahead: bool) -> None:
+        self.do(self.schedule.extend(DeploymentKey(line), ahead=ahead))
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())

@@ -25,8 +25,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+#: Numbers of threads that the supervisor has asked for.
+shared: list[int] = []
+
+
 def parts(sock: socket.socket, *, wanted: bool = True) -> Parts:
-    return Parts(sock, "7", os.getpid(), wanted=wanted)
+    return Parts(sock, "7", os.getpid(), shared.append, wanted=wanted)
 
 
 def test_a_part_is_sent_with_the_number_of_its_request(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -68,6 +72,16 @@ def test_the_supervisor_ends_a_run_by_its_number(
     assert made(None) == goes_on
     assert made(None) == goes_on
     assert made.ended == ended
+
+
+def test_the_supervisor_divides_the_processors_while_a_run_goes_on(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    shared.clear()
+    made = parts(ours)
+    for request, threads in (("7", 1), ("6", 3), ("7", 2)):
+        messages.send(theirs, {"op": "share", "request": request, "threads": threads})
+    assert made(None)
+    assert shared == [1, 2]
 
 
 def test_a_supervisor_that_is_gone_ends_the_run(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -105,6 +105,31 @@ def test_a_client_that_takes_no_answers_has_few_of_its_requests_read(monkeypatch
     assert (answered, len(service.seen)) == (100, 100)
 
 
+def test_a_client_that_does_not_read_its_answers_has_its_requests_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "READER_S", 0.3)
+    service, ended = StandIn(), asyncio.Event()
+
+    async def hold(tensors: list[Any]) -> None:
+        if tensors[0].name == "last":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    service.hold = hold
+
+    async def work(stub: Any) -> None:
+        stream = stub.ModelStreamInfer()
+        for made in named(*map(str, range(20)), "last"):
+            made.inputs[0].shape[:] = [MIB // 4]
+            made.raw_input_contents[0] = bytes(MIB)
+            await asyncio.wait_for(stream.write(made), 30.0)
+        await asyncio.wait_for(ended.wait(), 30.0)
+        stream.cancel()
+
+    call(service, work, most_bytes=2 * MIB)
+
+
 @pytest.mark.parametrize("most", [1, 32])
 def test_bytes_that_are_no_protobuf_end_a_stream_after_the_answers_before_them(
     most: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -26,7 +26,7 @@ HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def _raise_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_S", "SILENCE_S", "DRAIN_S"):
+    for name in ("HEAD_S", "SILENCE_S", "DRAIN_S", "READER_S"):
         monkeypatch.setattr(connections, name, 0.3)
     monkeypatch.setattr(connections, "_AGAIN_S", 0.05)
 
@@ -43,6 +43,13 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
             body, more = body + message["body"], message["more_body"]
     if scope["path"] == "/never":
         GONE.append((await receive())["type"])
+        return
+    if scope["path"] == "/stream":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gone = asyncio.ensure_future(receive())
+        while not gone.done():
+            await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+        GONE.append(gone.result()["type"])
         return
     if scope["path"] == "/late":
         await asyncio.sleep(1.0)
@@ -125,6 +132,35 @@ def test_a_body_that_comes_slowly_is_waited_for() -> None:
         assert (await reader.readuntil(b"body")).startswith(b"HTTP/1.1 200 ")
         writer.write(HEAD % b"echo" + b"next")
         assert (await reader.readuntil(b"next")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_client_that_does_not_read_its_answer_is_let_go() -> None:
+    async def work(connect: Client) -> None:
+        GONE.clear()
+        reader, writer = await connect()
+        writer.write(HEAD % b"stream" + b"body")
+        await reader.readexactly(1)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        while GONE != ["http.disconnect"]:
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    _run(work)
+
+
+def test_a_client_that_reads_its_answer_slowly_is_served() -> None:
+    async def work(connect: Client) -> None:
+        GONE.clear()
+        reader, writer = await connect()
+        writer.write(HEAD % b"stream" + b"body")
+        until_s = asyncio.get_running_loop().time() + 1.5  # five times as long as a client may read nothing
+        while asyncio.get_running_loop().time() < until_s:
+            await reader.readexactly(2 << 20)
+            await asyncio.sleep(0.05)
+        assert GONE == []
         writer.close()
 
     _run(work)
