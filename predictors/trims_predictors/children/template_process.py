@@ -131,6 +131,7 @@ class Template:
     async def fork(self) -> PredictorProcess:
         """A new predictor. Raises PredictorError if the template must not be forked, LostPeerError if it is gone."""
         self._forking += 1
+        self._give_way_no_more()
         try:
             await asyncio.shield(self.ready)
             return await self._fork()

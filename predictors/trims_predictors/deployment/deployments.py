@@ -114,7 +114,9 @@ class Deployments:
         self._asking_of: dict[str, str] = {}
         #: Known references that something changed of since the daemon was asked last.
         self._changed: set[str] = set()
-        self._watch = ModelWatch(daemon, self._mark)
+        #: Called with the names of models that changed; None for all.
+        self.on_change: Callable[[Collection[str] | None], None] | None = None
+        self._watch = ModelWatch(daemon, self._report)
 
     async def watch(self) -> None:
         """Keep all deployments current until the task is cancelled."""
@@ -143,6 +145,12 @@ class Deployments:
             _log.debug("%s cannot be looked at: %s", known.deployment.model, error)
             return True
 
+    def _report(self, names: Iterable[str] | None) -> None:
+        given = None if names is None else list(names)
+        self._mark(given)
+        if self.on_change is not None and given != []:
+            self.on_change(given)
+
     def _mark(self, names: Iterable[str] | None) -> None:
         """Have models asked for again at their next requests, and what refers to them; None for all."""
         there = self._known.keys() | self._asking.keys()
@@ -155,6 +163,11 @@ class Deployments:
         """Return the references whose manifests have the artifact of one of these models."""
         having = [(each, known.manifest.artifact.model) for each, known in self._known.items()]
         return [each for each, of in (*having, *self._asking_of.items()) if of is not None and name_of(of) in models]
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether the daemon reports all changes of models now."""
+        return self._watch.is_complete
 
     @property
     def daemon_life(self) -> object:

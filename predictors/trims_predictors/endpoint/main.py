@@ -28,7 +28,6 @@ from trims_predictors.endpoint.errands import Errands
 from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.grpc.health import Health
 from trims_predictors.endpoint.grpc.service import start_server
-from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.http.listening import accept_no_more, listening
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from trims.control import AsyncAdmin
     from trims_predictors.endpoint.settings import EndpointSettings
 
 #: Seconds after which a connection without requests is closed. Clients that keep one for less do not meet its end.
@@ -93,19 +91,18 @@ async def _serve(settings: EndpointSettings) -> None:
             ending.add_sign(service.drain)
             if settings.tenants and settings.pool.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
-            looks = [asyncio.ensure_future(service.watch())]
-            looks.append(asyncio.ensure_future(_look_for_hot_models(settings, daemon, service)))
+            watch = asyncio.ensure_future(service.watch())
             try:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
                     pool.prepare(Environment(framework, "" if python is None else str(python)))
+                pool.begin_recent()
                 grpc = await _start_grpc(settings, service, workers, ending)
                 with _announced(settings, sock, grpc, ending):
                     app = _app(settings, service, workers, evaluations)
                     await _answer(settings, app, sock, ending)
             finally:
-                for each in looks:
-                    each.cancel()
+                watch.cancel()
                 await ending.wait()
                 await evaluations.close()
                 await workers.close()
@@ -121,11 +118,6 @@ def _evaluations(settings: EndpointSettings) -> Evaluations:
     if settings.environments_dir is not None:
         environments.append(f"--environments-dir={settings.environments_dir}")
     return Evaluations(Errands([f"--runtime-dir={settings.pool.runtime_dir}"]), environments)
-
-
-async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, service: Service) -> None:
-    if settings.pool.hot_spares:
-        await HotModels(daemon, service.deployment, service.forget, service.pool.hot.want).run()
 
 
 class _Shutdown:

@@ -22,6 +22,7 @@ from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import Output, arrange
 from trims_predictors.endpoint.overview import Overview
 from trims_predictors.endpoint.principals import caller, require_operator
+from trims_predictors.endpoint.registered_models import RegisteredModels
 from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.statistics import ModelStatistics
 
@@ -176,8 +177,16 @@ class Service:
         return self._deployments.current(model, version) if caller() is None and self._is_hidden() else None
 
     async def watch(self) -> None:
-        """Keep what is known of models current until the task is cancelled."""
-        await self._deployments.watch()
+        """Keep what is known of models current, and prepare for first requests, until the task is cancelled."""
+        models = RegisteredModels(
+            self._daemon, self.deployment, self.forget, self.pool.hot.want, self.pool.ahead.prepare
+        )
+        self._deployments.on_change = models.note
+        looking = asyncio.ensure_future(models.run(lambda: self._deployments.is_watched))
+        try:
+            await self._deployments.watch()
+        finally:
+            looking.cancel()
 
     async def metrics_page(self) -> bytes:
         """Return the page of metrics for Prometheus, with the daemon's figures if it answers soon."""

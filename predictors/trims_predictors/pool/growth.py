@@ -39,8 +39,8 @@ _FORK_S = 0.05
 _ONCE = ("process_s", "import_s")
 #: Predictors for each processor that are started as soon as requests have waited for as long as a start takes.
 _SOON = 2
-#: Time of a run that counts as a long one, as a factor of the shortest run of the same predictors; and in seconds, where
-#: none of their runs has ended.
+#: Time of a run that counts as a long one, as a factor of the shortest run of the same predictors; and in seconds,
+#: where none of their runs has ended.
 _LONG_RUNS, _LONG_S = 4.0, 1.0
 #: Seconds in which no further predictor is tried after one that could not be started.
 _RETRY_S = 30.0

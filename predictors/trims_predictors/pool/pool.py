@@ -30,6 +30,7 @@ from trims_predictors.pool.load_failures import Failures
 from trims_predictors.pool.scheduler import Schedule
 from trims_predictors.tasks import Background
 from trims_predictors.tensors import check_against
+from trims_predictors.warm.ahead import Ahead
 from trims_predictors.warm.hot_spares import HotSpares
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
 from trims_predictors.warm.warm_pool import WarmPool
@@ -76,6 +77,7 @@ class WorkerPool:
         )
         #: Predictors that have loaded a model ahead of need.
         self.hot = HotSpares(self._warm_pool, settings, self._count)
+        self.ahead = Ahead(self._warm_pool, settings)
         self._running: dict[int, Running] = {}
         #: Predictors whose process is just being had, and that are wanted.
         self._coming: set[int] = set()
@@ -282,6 +284,7 @@ class WorkerPool:
             "spares": self._warm_pool.spares(),
             "hot": self.hot.report(),
             "learning": self._warm_pool.learning(),
+            "preparing": self.ahead.report(),
             "templates": self._warm_pool.templates(),
             "counters": dict(self.counters),
             "isolation": self._settings.isolation.report(),
@@ -290,6 +293,10 @@ class WorkerPool:
     def prepare(self, environment: Environment) -> None:
         """Start a template and its spares before they are needed, and keep them also without use."""
         self._warm_pool.keep(environment)
+
+    def begin_recent(self) -> None:
+        """Begin templates of frameworks that were used lately, at the lowest priority."""
+        self._warm_pool.begin_recent()
 
     def hide(self, path: str) -> None:
         """Have predictors in a namespace not see a folder or file of the daemon's. See `Launcher.hide`."""
@@ -529,6 +536,7 @@ class WorkerPool:
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")
         await self._grower.close()
+        await self.ahead.close()
         await self.hot.close()
         await self._warm_pool.close()
         while self._background:  # tasks that end may start others

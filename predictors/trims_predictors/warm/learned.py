@@ -29,38 +29,56 @@ _MOST_MODULES = 4096
 
 def read_learned(path: Path) -> dict[Environment, list[str]]:
     """Return the modules of each environment whose interpreter is still there; nothing if the file cannot be used."""
+    return {environment: modules for environment, modules, _ in _rows(path)}
+
+
+def read_used(path: Path) -> dict[Environment, float]:
+    """Return when each environment was used last, in seconds since 1970; nothing if the file cannot be used."""
+    return {environment: used_s for environment, _, used_s in _rows(path)}
+
+
+def _rows(path: Path) -> list[tuple[Environment, list[str], float]]:
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
         if found["version"] != _VERSION:
-            return {}
+            return []
         rows = [_row(each) for each in found["environments"]]
     except FileNotFoundError:
-        return {}
+        return []
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         _log.warning("%s is not used: what templates have learned is learned again (%s)", path, error)
-        return {}
-    return {environment: modules for environment, modules in rows if not environment.python or _is_file(environment)}
+        return []
+    return [row for row in rows if not row[0].python or os.path.isfile(row[0].python)]
 
 
-def _row(raw: Any) -> tuple[Environment, list[str]]:
+def _row(raw: Any) -> tuple[Environment, list[str], float]:
     texts = [raw["framework"], raw["python"], raw["tenant"], *raw["modules"]]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{raw!r:.80} is no environment")
     modules = [name for name in raw["modules"] if _MODULE.match(name)]
-    return Environment(raw["framework"], raw["python"], raw["tenant"]), modules[:_MOST_MODULES]
+    used_s = float(raw.get("used_s", 0.0))
+    return Environment(raw["framework"], raw["python"], raw["tenant"]), modules[:_MOST_MODULES], used_s
 
 
-def _is_file(environment: Environment) -> bool:
-    return os.path.isfile(environment.python)
+def write_learned(
+    path: Path, learned: Mapping[Environment, Sequence[str]], used: Mapping[Environment, float] | None = None
+) -> None:
+    """Replace the file in one step. Failures are logged: an endpoint without it answers as well.
 
-
-def write_learned(path: Path, learned: Mapping[Environment, Sequence[str]]) -> None:
-    """Replace the file in one step. Failures are logged: an endpoint without it answers as well."""
+    Args:
+        path: Of the file.
+        learned: Modules of each environment.
+        used: When each was used last, in seconds since 1970.
+    """
+    times = used or {}
     rows = [
-        {"framework": each.framework, "python": each.python, "tenant": each.tenant, "modules": list(modules)}
-        for each, modules in learned.items()
-    ]
+        {
+            "framework": each.framework, "python": each.python, "tenant": each.tenant,
+            "modules": list(learned.get(each, ())), "used_s": times.get(each, 0.0),
+        }
+        for each in {**learned, **times}
+    ]  # fmt: skip
     new = path.with_name(f"{path.name}.{os.getpid()}.new")  # of this process: commands may run beside each other
     try:
         new.write_text(json.dumps({"version": _VERSION, "environments": rows}), encoding="utf-8")

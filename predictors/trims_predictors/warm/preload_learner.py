@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError
-from trims_predictors.warm.learned import read_learned, write_learned
+from trims_predictors.warm.learned import read_learned, read_used, write_learned
 from trims_predictors.warm.preload_failures import Preloads
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from trims_predictors.tasks import Background
 
 _log = logging.getLogger(__name__)
+#: Seconds within which a use counts as recent when the next endpoint starts; and between two notes of uses.
+_RECENT_S, _USE_S = 7 * 86_400.0, 3600.0
 #: Rounds of learning of one environment.
 _MOST_LESSONS = 32
 
@@ -59,11 +62,13 @@ class PreloadLearner:
         self.learned: dict[Environment, list[str]] = {} if file is None else read_learned(file)
         self._keeping = asyncio.Lock()
         #: Environments whose modules an earlier endpoint learned, until a template with them was forked.
-        self._unproven = set(self.learned)
+        self._unproven = {environment for environment, modules in self.learned.items() if modules}
+        #: When each environment was used last, in seconds since 1970, by this endpoint or an earlier one.
+        self._used: dict[Environment, float] = {} if file is None else read_used(file)
         self.preloads = Preloads()
         #: Modules of the last lesson in which a template was lost.
         self._unfinished: dict[Environment, set[str]] = {}
-        self._running: set[Environment] = set()
+        self._running: dict[Environment, asyncio.Event] = {}
         self._given: dict[Environment, int] = {}
 
     def modules_of(self, environment: Environment) -> list[str]:
@@ -95,11 +100,30 @@ class PreloadLearner:
         if self._file is not None:
             async with self._keeping:
                 known = {environment: list(modules) for environment, modules in self.learned.items()}
-                await asyncio.to_thread(write_learned, self._file, known)
+                await asyncio.to_thread(write_learned, self._file, known, dict(self._used))
+
+    def use(self, environment: Environment) -> None:
+        """Note that an environment is used now, for the next endpoint."""
+        now_s = time.time()
+        if now_s - self._used.get(environment, 0.0) > _USE_S:
+            self._used[environment] = now_s
+            self._background.start(self._keep())
+
+    def recent(self) -> list[Environment]:
+        """Return the environments that were used lately, the last one first."""
+        since_s = time.time() - _RECENT_S
+        used = sorted(self._used.items(), key=lambda each: each[1], reverse=True)
+        return [environment for environment, used_s in used if used_s >= since_s]
 
     def running(self) -> set[Environment]:
         """Environments for which a template learns just now."""
         return set(self._running)
+
+    async def wait(self, environment: Environment) -> None:
+        """Wait until no template of the environment learns."""
+        running = self._running.get(environment)
+        if running is not None:
+            await running.wait()
 
     def new_for(self, environment: Environment, template: Template, modules: Sequence[str]) -> list[str]:
         """Return the modules that a lesson could add to a template; none while one runs, or after too many lessons."""
@@ -111,14 +135,14 @@ class PreloadLearner:
     def begin(self, environment: Environment, modules: list[str]) -> None:
         """Have a template learn these."""
         self._given[environment] = self._given.get(environment, 0) + 1
-        self._running.add(environment)
+        self._running[environment] = asyncio.Event()
         self._background.start(self._run(environment, modules))
 
     async def _run(self, environment: Environment, modules: list[str]) -> None:
         try:
             template = await self._taught(environment, modules)
         finally:
-            self._running.discard(environment)
+            self._running.pop(environment).set()
         if template is None:
             return
         if template.spoilt is not None:

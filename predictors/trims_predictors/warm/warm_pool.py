@@ -48,6 +48,8 @@ _IMPORT_S = 120.0
 _BURIAL_S = 10.0
 #: Seconds between SIGKILL and the end of templates, and of the guards round them.
 _GONE_S = 10.0
+#: Environments whose templates are begun when an endpoint starts.
+_MOST_RECENT = 4
 #: Seconds between two looks whether requests are answered, and until they are not waited for any more.
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 
@@ -155,6 +157,35 @@ class WarmPool:
         self._inventory.kept.add(environment)
         self.tend(environment)
 
+    async def begin(self, environment: Environment) -> bool:
+        """Have a template and its spares before a request needs them, at the lowest priority.
+
+        False if there is none: templates have no room in memory for it, or it cannot be forked.
+        """
+        template = self._inventory.serving(environment)
+        if template is None:
+            if (
+                self._closing
+                or environment in self._unforkable
+                or not self._has_room(self._inventory.bytes_of_template(environment))
+            ):
+                return False
+            template = self._make_giving_way(environment, self._learner.modules_of(environment))
+            self._inventory.templates[environment] = template
+            self._inventory.use(environment)
+        await asyncio.shield(template.ready)
+        self.tend(environment)
+        return template.spoilt is None
+
+    async def taught(self, environment: Environment) -> None:
+        """Wait until no template of an environment learns."""
+        await self._learner.wait(environment)
+
+    def begin_recent(self) -> None:
+        """Begin templates of the environments that were used lately, as an earlier endpoint has noted."""
+        for environment in self._learner.recent()[:_MOST_RECENT]:
+            self._background.start(self.begin(environment))
+
     def tend(self, environment: Environment) -> None:
         """Make spares again, in the background. Called when a model has answered, so that nothing is in its way."""
         if environment not in self._tending:
@@ -232,6 +263,7 @@ class WarmPool:
 
     def _use(self, environment: Environment) -> None:
         self._inventory.use(environment)
+        self._learner.use(environment)
         self._reclaimer.wake()
 
     def _watch(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:

@@ -1,4 +1,4 @@
-"""Which models the endpoint asks hot spares for by itself: those whose manifests state them, for as long as they do."""
+"""Models that the endpoint looks at by itself: those that state hot spares, and those that were added."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.endpoint import hot_models
-from trims_predictors.endpoint.hot_models import HotModels
+from trims_predictors.endpoint import registered_models
+from trims_predictors.endpoint.registered_models import RegisteredModels
 
-from trims.core.errors import DaemonAwayError, ManifestError, NotSupportedError
+from trims.core.errors import DaemonAwayError, ManifestError, ModelNotFoundError, NotSupportedError
 
 if TYPE_CHECKING:
     import pytest
@@ -45,14 +45,25 @@ class Side:
         self.daemon = Daemon()
         self.wanted: list[str] = []
         self.forgotten: list[str] = []
-        self.looks = HotModels(self.daemon, self.deployment, self.forgotten.append, self.wanted.append)  # type: ignore[arg-type]
+        self.added: list[str] = []
+        self.looks = RegisteredModels(
+            self.daemon,  # type: ignore[arg-type]
+            self.deployment,
+            self.forgotten.append,
+            lambda deployment: self.wanted.append(deployment.name),  # type: ignore[attr-defined]
+            lambda deployment: self.added.append(deployment.name),  # type: ignore[attr-defined]
+        )
 
     async def deployment(self, name: str) -> Any:
         if name == "odd":
             raise NotSupportedError("nothing runs it")
-        return name
+        if name not in self.daemon.hot:
+            raise ModelNotFoundError("it is gone")
+        return SimpleNamespace(name=name, hot=(self.daemon.hot[name] or {}).get("hot"))
 
-    def look(self) -> None:
+    def look(self, *, at_all: bool = True) -> None:
+        if at_all:
+            self.looks.note(None)
         asyncio.run(self.looks.look())
 
 
@@ -88,6 +99,50 @@ def test_a_model_that_cannot_be_run_or_read_does_not_stop_the_others() -> None:
     assert side.wanted == ["z"]
 
 
+def test_only_models_that_changed_are_looked_at() -> None:
+    side = Side()
+    side.daemon.hot = {"a": {"hot": 1}, "b": {"hot": 1}, "plain": None}
+    side.look()
+    assert side.added == []
+    side.looks.note(["b@1.0", "plain", "gone"])
+    side.daemon.away = True  # it is not asked for all
+    side.look(at_all=False)
+    assert (side.wanted, side.added, side.forgotten) == (["a", "b", "b"], ["b", "plain"], [])
+
+
+def test_a_model_that_states_hot_spares_no_more_is_forgotten() -> None:
+    side = Side()
+    side.daemon.hot = {"a": {"hot": 1}, "b": {"hot": 1}}
+    side.look()
+    side.daemon.hot["a"] = None
+    del side.daemon.hot["b"]
+    side.looks.note(["a", "b"])
+    side.look(at_all=False)
+    side.look()
+    assert side.forgotten == ["a", "b"]
+
+
+def test_models_that_were_added_while_nothing_was_reported_are_found() -> None:
+    side = Side()
+    side.daemon.hot = {"a": None}
+    side.look()
+    side.daemon.hot["b"] = None
+    side.look()
+    side.look()
+    assert side.added == ["b"]
+
+
+def test_very_many_changes_are_a_look_at_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered_models, "_MOST_CHANGES", 3)
+    side = Side()
+    side.look()
+    side.daemon.hot = {str(number): None for number in range(5)}
+    side.looks.note(side.daemon.hot)
+    assert side.looks._changed is None
+    side.look(at_all=False)
+    assert side.added == ["0", "1", "2", "3", "4"]
+
+
 def test_while_the_daemon_is_away_nothing_is_forgotten() -> None:
     side = Side()
     side.daemon.hot = {"a": {"hot": 1}}
@@ -100,7 +155,7 @@ def test_while_the_daemon_is_away_nothing_is_forgotten() -> None:
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hot_models, "_EVERY_S", 0.0)
+    monkeypatch.setattr(registered_models, "_EVERY_S", 0.0)
     looks: list[int] = []
 
     async def work() -> None:
@@ -113,11 +168,11 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
             done.set()
             return []
 
-        watcher = HotModels(SimpleNamespace(models=models), None, None, None)  # type: ignore[arg-type]
+        watcher = RegisteredModels(SimpleNamespace(models=models), None, None, None, None)  # type: ignore[arg-type]
         task = asyncio.ensure_future(watcher.run())
         await asyncio.wait_for(done.wait(), 20)
         task.cancel()
         await asyncio.wait((task,))
 
     asyncio.run(work())
-    assert [each.levelname for each in caplog.records if each.name == hot_models.__name__] == ["ERROR"]
+    assert [each.levelname for each in caplog.records if each.name == registered_models.__name__] == ["ERROR"]
