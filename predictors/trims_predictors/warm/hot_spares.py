@@ -183,7 +183,8 @@ class HotSpares:
 
     def want(self, deployment: Deployment) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
-        if deployment.hot and deployment.key not in self._failed and not self._closing:
+        wanted = deployment.hot and self._settings.hot_spares
+        if wanted and deployment.key not in self._failed and not self._closing:
             self._deployments[deployment.subject] = deployment
             self._warm_pool.keep(deployment.environment)
             self.tend()

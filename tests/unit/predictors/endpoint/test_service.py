@@ -119,6 +119,7 @@ class WorkerPool:
         self.failures = Failures()
         self.loaded: list[str] = []
         self.runs = False
+        self.hot = self.ahead = SimpleNamespace(want=lambda _: None, prepare=lambda _: None)
 
     async def load(self, deployment: Deployment) -> None:
         if self.error is not None:
