@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from repository import ROOT
+from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, DEFAULTS, HONOURED, NOT_OFFERED
 
 from trims.core.errors import error_classes
 from trims.core.layout import DTYPES
@@ -87,3 +88,16 @@ def test_every_test_the_fault_table_names_is_there() -> None:
     named = [(file, test) for file, test in named_tests() if test]
     assert len(named) > 10
     assert [test for file, test in named if f"def {test}" not in files_of(file)[0].read_text()] == []
+
+
+def test_every_field_of_openais_routes_is_documented_as_it_is_taken() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table_under("hugging-face.md", "route", "fields that are followed")}
+    assert rows.keys() == HONOURED.keys()
+    for route, row in rows.items():
+        # The row of chat refers to that of completions for what both have.
+        both = [f"{cell} {other}" for cell, other in zip(row, rows[COMPLETIONS], strict=True)] if route == CHAT else row
+        for table, own, stated in zip((HONOURED, DEFAULTS, NOT_OFFERED), row, both, strict=True):
+            names = set(re.findall(r"`([a-z_]+)", stated))
+            assert set(table[route]) <= names, route
+            words = {"none", "auto", "default"}
+            assert set(re.findall(r"`([a-z_]+)", own)) - words - set(table[route]) <= {"best_of", "suffix"}, route
