@@ -328,6 +328,32 @@ def test_a_push_repairs_what_was_damaged_and_replaces_another_model_only_on_requ
         assert serving.run("pull", "S3://models/team/m?x#y", "--name", "back").returncode == 0
 
 
+def test_parts_of_a_killed_push_are_taken_back_by_a_prune(folder: Path, bucket: dict[str, str]) -> None:
+    variables = {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "512MiB"}
+    (folder / "m.safetensors").write_bytes(weights(6, 128))
+    with serving_in(folder, **variables) as serving, s3_client(bucket["AWS_ENDPOINT_URL"]) as store:
+
+        def uploads() -> list[str]:
+            listed = store.list_multipart_uploads(Bucket="models").get("Uploads", ())
+            return [each["Key"] for each in listed]
+
+        daemon = serving.start()
+        assert serving.run("add", str(folder / "m.safetensors")).returncode == 0
+        push = subprocess.Popen([*COMMAND, "push", "m", "s3://models/killed"], env=serving.environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        wait_until(lambda: bool(uploads()))
+        daemon.kill()
+        daemon.wait()
+        push.communicate(timeout=_DEADLINE_S)
+        (key,) = uploads()
+        serving.start()
+        assert f"s3://models/{key}" in serving.run("prune", "--dry-run").stderr
+        assert uploads() == [key]
+        assert json.loads(serving.run("prune", "--json").stdout)["uploads"] == [f"s3://models/{key}"]
+        assert not uploads()
+        assert json.loads(serving.run("prune", "--json").stdout)["uploads"] == []
+
+
 def test_a_restarted_daemon_knows_its_images_in_the_cloud(folder: Path, bucket: dict[str, str]) -> None:
     data, variables = weights(4), {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "256MiB"}
     (folder / "m.safetensors").write_bytes(data)

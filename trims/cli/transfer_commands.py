@@ -43,7 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     lock = commands.add_parser("lock", help=text, description=text)
     lock.set_defaults(run=_lock)
     completed(lock.add_argument("model", nargs="*", help="registered models (default: all with an address)"), MODELS)
-    text = "remove downloads that no registered model has"
+    text = "remove downloads that no registered model has, and parts of pushes that were killed"
     prune = commands.add_parser("prune", help=text, description=f"{text}; a hub's cache is left alone")
     prune.set_defaults(run=_prune)
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
@@ -155,9 +155,11 @@ def _prune(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         done = daemon.prune(dry_run=options.dry_run)
     if options.json:
-        say_json({"removed": list(done.removed), "nbytes": done.nbytes})
+        say_json({"removed": list(done.removed), "nbytes": done.nbytes, "uploads": list(done.uploads)})
         return
     for folder in done.removed:
         note(folder)
+    for each in done.uploads:
+        note(f"parts of a push that was killed: {each}")
     would = "would be removed" if options.dry_run else "removed"
     say(f"{len(done.removed)} downloads {would}, {format_bytes(done.nbytes)}")

@@ -327,7 +327,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Prune(self, request: pb.PruneRequest, context: grpc.ServicerContext) -> pb.PruneReply:
         """Remove downloads that no registered model has."""
         removed, nbytes = self._transfers.prune(dry_run=request.dry_run)
-        return pb.PruneReply(removed=removed, nbytes=nbytes)
+        uploads = self._transfers.give_up_pushes(dry_run=request.dry_run)
+        return pb.PruneReply(removed=removed, nbytes=nbytes, uploads=uploads)
 
     @_guarded
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:

@@ -10,6 +10,8 @@ from trims.sources.downloads import Downloads
 from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import NAME, LockFile
 from trims.sources.remote import Remote
+from trims.sources.unfinished import NAME as PUSHES
+from trims.sources.unfinished import UnfinishedPushes
 from trims.store.resolve.addresses import cloud_image
 from trims.tiers.cloud import CloudImage, CloudTier
 
@@ -32,6 +34,7 @@ class Sources:
     Attributes:
         fetcher: Moves bytes.
         remote: Addresses.
+        pushes: Objects whose parts may have been left in a store.
         tier: Images at addresses.
 
     Raises ConfigError if the lock file cannot be read.
@@ -52,6 +55,7 @@ class Sources:
         downloads = Downloads(config.state_dir / "downloads", config.download_capacity_bytes)
         lock = LockFile(config.state_dir / NAME)
         self.remote = Remote(self.fetcher, lock, downloads, prove_first=config.prove == "first")
+        self.pushes = UnfinishedPushes(config.state_dir / PUSHES)
         self.tier = CloudTier(self._fetch, self._known)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from trims.core.units import format_bytes
 from trims.manifests.addresses import address_identity, check_address, scheme_of, without_secret
 from trims.manifests.foreign import foreign_fields, foreign_manifest, portable_fields, portable_recipe
 from trims.registry.base import parse_yaml
-from trims.sources.descriptor import ImageDescription
+from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.files import address_in
 from trims.sources.lock import portable
 from trims.store.pending_requests import Granted, Pending
@@ -281,12 +281,7 @@ class Transfers:
             described = self._described(entry, granted, fields)
             order = {"address": address, "nbytes": granted.nbytes, "image": described, "replace": replace}
 
-            def tell(moved: Moved) -> None:
-                pushing.moved = moved
-
-            done = self._sources.fetcher.do(
-                "push", order, fds=[granted.fd], wanted=lambda: not pushing.stop.is_set(), on_moved=tell
-            )
+            done = self._sent(pushing, order, granted.fd)
         finally:
             self._store.end_session(session)
         image = ImageDescription(**done["image"])
@@ -297,6 +292,24 @@ class Transfers:
         written = "was there already" if done["was_there"] else format_bytes(image.nbytes)
         stayed = f"; {', '.join(left)} of its manifest name files or code here, and were left out" if left else ""
         pushing.note = f"image {image.digest[:12]} {written} at {address}{stayed}"
+
+    def _sent(self, pushing: Pushing, order: Mapping[str, Any], fd: int) -> dict[str, Any]:
+        """Have an image written. Its object is noted until it is whole, or its parts were taken back."""
+        target, fetcher = image_address(order["address"], order["image"]["file"]), self._sources.fetcher
+        pids = {fetcher.pid} - {None}
+
+        def tell(moved: Moved) -> None:
+            pushing.moved = moved
+            pids.add(fetcher.pid)
+
+        self._sources.pushes.begin(target)
+        whole = False
+        try:
+            done = fetcher.do("push", order, fds=[fd], wanted=lambda: not pushing.stop.is_set(), on_moved=tell)
+            whole = len(pids) < 2  # else a process was killed on the way, and may have left parts
+        finally:
+            self._sources.pushes.end(target, whole=whole)
+        return done
 
     def _lease(self, name: str, session: int) -> Granted:
         """Lease an image of a model on the host: where it lies, else in memory, else on disk."""
@@ -336,6 +349,28 @@ class Transfers:
         }
 
     # -- prune -----------------------------------------------------------------------------------------------------
+
+    def give_up_pushes(self, *, dry_run: bool) -> list[str]:
+        """Have stores remove the parts of pushes that were killed. Return the addresses of their objects.
+
+        With `dry_run` nothing is removed. Where a store refuses, the error stands beside the address, and the next
+        prune tries again.
+        """
+        given_up = []
+        for address in self._sources.pushes.left():
+            try:
+                found = 1 if dry_run else self._given_up(address)
+            except TrimsError as error:
+                given_up.append(f"{address} (not removed: {error})")
+            else:
+                given_up += [address] if found else []
+        return given_up
+
+    def _given_up(self, address: str) -> int:
+        """Return how many uploads of an object were given up."""
+        done = self._sources.fetcher.do("give_up", {"address": address, "named": True})
+        self._sources.pushes.end(address, whole=True)
+        return int(done["uploads"])
 
     def prune(self, *, dry_run: bool) -> tuple[list[str], int]:
         """Remove downloads of addresses that no registered manifest names, whole or begun.

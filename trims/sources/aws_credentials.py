@@ -104,7 +104,8 @@ class AwsCredentials:
             signed_body_value=auth.AwsSignedBodyValue.EMPTY_SHA256,
             signed_body_header_type=auth.AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,
         )
-        request = http.HttpRequest(method, target.path, given)
+        path = f"{target.path}?{target.query}" if target.query else target.path
+        request = http.HttpRequest(method, path, given)
         signed = auth.aws_sign_request(request, config).result(_WAIT_S)
         return {name: value for name, value in signed.headers if name.lower() != "host"}
 

@@ -180,6 +180,15 @@ class AzureBucket(Bucket):
         """See `Bucket.for_look`. The library signs `HEAD` with no permission; that to read covers a look, too."""
         return self.signed("GET", key)
 
+    def give_up_parts(self, key: str) -> int:
+        """See `Bucket.give_up_parts`. Writing a blob whole drops its parts; where there is a blob, it has done so."""
+        if self.look(key) is not None:
+            return 0
+        with self.errors(key):
+            obstore.put(self.store, key, b"", use_multipart=False)
+        self.remove(key)
+        return 1
+
     def is_folder(self, headers: Mapping[str, str]) -> bool:
         """See `Bucket.is_folder`: accounts with a hierarchical namespace have folders."""
         kind = headers.get("x-ms-resource-type", ""), headers.get("x-ms-meta-hdi_isfolder", "")

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import obstore
 
-from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError, ConfigError
+from trims.core.errors import ArtifactChangedError, ArtifactError, CallerError, ConfigError, NotSupportedError
 from trims.sources.base import RemoteFile
 from trims.sources.http import Location, check_status
 from trims.sources.store_errors import tree_errors
@@ -165,6 +165,16 @@ class Bucket(ABC):
             answer = self.http.request("DELETE", place.url, secret=place.headers, follow=False)
             if answer.status != HTTPStatus.NOT_FOUND:
                 check_status(answer, self.address(key))
+
+    def give_up_parts(self, key: str) -> int:
+        """Have the store remove the parts of an object whose upload was killed. Return how many uploads there were.
+
+        Raises NotSupportedError for a store that has no way, and as `Opened.fill`.
+        """
+        raise NotSupportedError(
+            f"{self.address(key)}: parts of a push that was killed cannot be removed here; give the bucket "
+            f"{self.name} a rule that removes incomplete uploads"
+        )
 
     def address(self, key: str) -> str:
         """Return the address of an object."""

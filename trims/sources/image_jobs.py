@@ -82,6 +82,17 @@ def push_image(job: Job) -> dict[str, Any]:
     return {"image": fields, "was_there": was_there}
 
 
+def give_up_parts(job: Job) -> dict[str, Any]:
+    """Have a store remove the parts of an object whose push was killed; return how many uploads there were."""
+    from trims.sources.objects import open_bucket
+
+    address = job.order["address"]
+    settings = job.around.settings(job.around.http(job.around.policy))
+    bucket, parsed = open_bucket(settings, scheme_of(address), address)
+    with contextlib.closing(bucket.http):
+        return {"uploads": bucket.give_up_parts(parsed.key)}
+
+
 def _described(
     writer: ObjectWriter, where: str, name: str, *, replace: bool
 ) -> tuple[descriptor.ImageDescription | None, str]:

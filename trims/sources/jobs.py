@@ -8,7 +8,7 @@ from trims.core.errors import ArtifactError, ArtifactNotFoundError, SourceRefuse
 from trims.manifests.foreign import left_out
 from trims.sources import descriptor
 from trims.sources.fetching import as_json, fetch_files
-from trims.sources.image_jobs import fetch_image, push_image
+from trims.sources.image_jobs import fetch_image, give_up_parts, push_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,4 +75,5 @@ def _fetch(job: Job) -> dict[str, Any]:
 
 _JOBS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     "look": _look, "fetch": _fetch, "image": fetch_image, "push": push_image, "read": _read,
+    "give_up": give_up_parts,
 }  # fmt: skip

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import obstore
 from obstore.store import S3Store
@@ -17,7 +19,7 @@ from obstore.store import S3Store
 from trims.core.errors import ArtifactNotFoundError, NotSupportedError, SourceUnavailableError
 from trims.sources.aws_credentials import LOOKED_IN, AwsCredentials
 from trims.sources.buckets import Bucket, chosen, client_options, endpoint_of, hexadecimal, host_of, is_yes, retries
-from trims.sources.http import Location
+from trims.sources.http import Location, check_status
 from trims.sources.store_errors import other_region, setting_errors
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 ANY_REGION_URL = "https://s3.us-east-1.amazonaws.com"
 _REGION = re.compile(r"[a-z0-9-]+\Z")
 _DEFAULT_REGION = "us-east-1"
+#: One upload in a listing, and its fields, whose order differs from store to store.
+_UPLOAD, _FIELD = re.compile(r"<Upload>(.*?)</Upload>", re.DOTALL), re.compile(r"<(Key|UploadId)>(.*?)</", re.DOTALL)
 _REGION_HEADER = "x-amz-bucket-region"
 #: Checksums that S3 states, with their lengths in bytes.
 _CHECKSUMS = {"sha256": 32, "crc64nvme": 8, "crc32c": 4}
@@ -108,6 +112,23 @@ class S3Bucket(Bucket):
         kept = headers.get("x-amz-storage-class", "")
         restored = 'ongoing-request="false"' in headers.get("x-amz-restore", "")
         return f"it is archived ({kept}); restore it first" if kept in _ARCHIVES and not restored else ""
+
+    def give_up_parts(self, key: str) -> int:
+        """See `Bucket.give_up_parts`."""
+        with self.errors(key):
+            base = self._plain("x").removesuffix("/x")
+            listed = self._asked("GET", f"{base}?prefix={quote(key, safe='')}&uploads=", key)
+            found = [dict(_FIELD.findall(each)) for each in _UPLOAD.findall(listed.body.decode())]
+            uploads = [unescape(each.get("UploadId", "")) for each in found if unescape(each.get("Key", "")) == key]
+            for upload in uploads:
+                self._asked("DELETE", f"{self._plain(key)}?uploadId={quote(upload, safe='')}", key)
+        return len(uploads)
+
+    def _asked(self, method: str, url: str, key: str) -> Answer:
+        signed = {} if self._credentials is None else self._credentials.sign(method, url, {}, self.region)
+        answer = self.http.request(method, url, secret=signed, follow=False)
+        check_status(answer, self.address(key))
+        return answer
 
     def _region(self, environment: Mapping[str, str], endpoint: str) -> str:
         stated = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")

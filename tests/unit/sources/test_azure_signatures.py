@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
+import urllib.error
+import urllib.request
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -104,6 +106,28 @@ def test_all_methods_are_signed_as_the_store_wants(
     with closing(bucket.http):
         bucket.remove(address.key)
         assert bucket.look(address.key) is None
+
+
+def test_parts_of_an_upload_that_was_killed_are_given_up(
+    server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", server["SSL_CERT_FILE"])
+    tls = ssl.create_default_context(cafile=server["SSL_CERT_FILE"])
+    blob = f"{server['AZURE_STORAGE_ENDPOINT']}/{azurite.CONTAINER}/killed.bin?{azurite.account_signature()}"
+
+    def ask(method: str, query: str, data: bytes | None = None) -> bytes:
+        request = urllib.request.Request(f"{blob}&{query}", data, {"x-ms-version": "2021-08-06"}, method=method)
+        with urllib.request.urlopen(request, context=tls, timeout=30) as answer:
+            return bytes(answer.read())
+
+    ask("PUT", "comp=block&blockid=MDE%3D", DATA)
+    assert b"<Name>MDE=</Name>" in ask("GET", "comp=blocklist&blocklisttype=all")
+    own = settings(**{**server, **credentials("key", server)})
+    bucket, found = open_bucket(own, "az", f"az://{azurite.CONTAINER}/killed.bin")
+    with closing(bucket.http):
+        assert bucket.give_up_parts(found.key) == 1
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        ask("GET", "comp=blocklist&blocklisttype=all")
 
 
 @pytest.mark.parametrize("kind", ["key", "signature", "token"])

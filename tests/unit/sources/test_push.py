@@ -275,6 +275,21 @@ def test_names_that_addresses_escape_are_signed_by_every_method(writer: ObjectWr
         assert bucket.look(found.key) is None
 
 
+def test_parts_of_an_upload_that_was_killed_are_given_up(endpoint: str, client: Any) -> None:
+    keys = ("killed/a b&.bin", "killed/a b&.bin2")
+    for key in keys:
+        upload = client.create_multipart_upload(Bucket="bucket", Key=key)["UploadId"]
+        client.upload_part(Bucket="bucket", Key=key, UploadId=upload, PartNumber=1, Body=bytes(5 * _MIB))
+    own = settings(**KEYS, AWS_ENDPOINT_URL=endpoint)
+    bucket, found = open_bucket(own, "s3", f"s3://bucket/{keys[0]}")
+    with closing(bucket.http):
+        assert bucket.give_up_parts(found.key) == 1
+        assert bucket.give_up_parts(found.key) == 0
+    left = client.list_multipart_uploads(Bucket="bucket")["Uploads"]
+    assert [each["Key"] for each in left] == [keys[1]]
+    client.abort_multipart_upload(Bucket="bucket", Key=keys[1], UploadId=left[0]["UploadId"])
+
+
 def test_a_wrong_secret_is_refused_by_every_method(endpoint: str) -> None:
     own = settings(**{**KEYS, "AWS_SECRET_ACCESS_KEY": "wrong", "AWS_ENDPOINT_URL": endpoint})
     with closing(ObjectWriter(own, "s3")) as writer:
