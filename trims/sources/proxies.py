@@ -157,7 +157,7 @@ class TlsInTls:
         return got
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return a reader; the socket stays open for it, whoever closes it."""
+        """Return a reader; the socket stays open as long as the reader."""
         assert mode == "rb", "the standard library's client asks for nothing else"
         self._readers += 1
         return io.BufferedReader(_Reader(self))

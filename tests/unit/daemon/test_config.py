@@ -89,6 +89,7 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("grpc_ping_s", "inf"),
         ("always_hash", "sometimes"),
         ("trust", "blind"),
+        ("prove", "never"),
         ("verify", "perhaps"),
         ("log_level", "loud"),
         ("runtime_dir", "/" + "x" * 120),
@@ -115,7 +116,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "tenants": "/t.yaml", "max_sessions": "77", "grpc_ping_s": "2.5", "template_capacity_bytes": "1GiB",
         "download_capacity_bytes": "1GiB", "fetch_connections": "3", "fetch_bytes_per_s": "1MiB",
         "fetch_patience_s": "9", "allow_hosts": "models.lan, 10.0.0.0/8", "always_hash": "yes", "trust": "verified",
-        "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
+        "fetch_headers": "/h", "prove": "First", "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
         "log_format": "JSON",
     }  # fmt: skip
     assert set(given) == {field.name for field in fields(Config)}
