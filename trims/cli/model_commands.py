@@ -22,7 +22,7 @@ from trims.cli.output import (
     table,
     until,
 )
-from trims.cli.predictors import say_predictors
+from trims.cli.predictors import say_predictors, say_prepared
 from trims.cli.transfer_commands import add_prove, interruptible
 from trims.core.errors import CallerError
 from trims.core.functions import FORMS
@@ -131,6 +131,8 @@ def _register_model(options: argparse.Namespace) -> None:
     if options.json:
         shown = [as_json(model) for model in models]
         say_json(shown if len(shown) > 1 else shown[0])
+    elif not options.lazy:
+        say_prepared([model.name for model in models], options.runtime_dir or default_runtime_dir())
 
 
 def _is_function(options: argparse.Namespace, source: str) -> bool:

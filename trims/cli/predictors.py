@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
-from trims.cli.output import note, say, table
+from trims.cli.output import note, notes, say, table
+from trims.wire.endpoint_file import read_address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from trims.wire.endpoint_file import EndpointAddress
 
 _DEADLINE_S = 5.0
 _MOST_BYTES = 16 << 20
+#: Seconds to wait for what is prepared, and between two looks.
+_PREPARED_S, _POLL_S = 60.0, 0.1
 _COLUMNS = ("model", "idle>", "running>", "starting>", "requests waiting>")
 
 
@@ -32,6 +36,34 @@ def say_predictors(address: EndpointAddress, token_file: Path | None) -> None:
     if rows:
         say("\npredictors:")
         table(_COLUMNS, rows)
+    for model in state.get("preparing", ()):
+        say(f"the endpoint prepares for the first request of {model}")
+
+
+def say_prepared(names: Iterable[str], runtime_dir: str) -> None:
+    """Print that the daemon's endpoint is prepared for the first requests of models that were just added.
+
+    A terminal waits for it, at most a minute; a log gets a line that names what is still prepared. Nothing is printed
+    without an endpoint, or for one that needs a token.
+    """
+    address = read_address(runtime_dir)
+    if address is None:
+        return
+    wanted, until_s = set(names), time.monotonic() + _PREPARED_S
+    try:
+        left = wanted & set(_state(address, None).get("preparing", ()))
+        if not notes().is_terminal:
+            for name in sorted(left):
+                note(f"{name}: the endpoint prepares for its first request, which takes longer until then (trims ps)")
+            return
+        with notes().status("the endpoint prepares for first requests"):
+            while left and time.monotonic() < until_s:
+                time.sleep(_POLL_S)
+                left = wanted & set(_state(address, None).get("preparing", ()))
+    except (OSError, ValueError):  # it has ended, or needs a token: the models are registered all the same
+        return
+    for name in sorted(wanted):
+        note(f"{name}: {'its first request takes longer: the endpoint is busy' if name in left else 'ready'}")
 
 
 def _counts(state: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
-from trims.cli.predictors import say_predictors
+from trims.cli import predictors
+from trims.cli.predictors import say_predictors, say_prepared
 from trims.wire.endpoint_file import EndpointAddress
 
 if TYPE_CHECKING:
@@ -65,3 +68,54 @@ def test_an_endpoint_that_needs_a_token_is_a_note_that_names_the_flag(
 def test_an_endpoint_that_is_gone_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     say_predictors(EndpointAddress(1, "http://127.0.0.1:9"), None)
     assert "does not answer" in capsys.readouterr().err
+
+
+class Preparing:
+    """An endpoint that has prepared for the first request of `bert` once it was asked three times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
+        self.asked = 0
+        console = Console(file=io.StringIO(), force_terminal=terminal)
+        monkeypatch.setattr(predictors, "notes", lambda: console)
+        monkeypatch.setattr(predictors, "read_address", lambda _: EndpointAddress(1, "http://127.0.0.1:9"))
+        monkeypatch.setattr(predictors, "_state", self.state)
+        monkeypatch.setattr(predictors, "_POLL_S", 0.0)
+
+    def state(self, *_: object) -> dict[str, list[str]]:
+        self.asked += 1
+        return {"preparing": ["other", "bert"] if self.asked < 3 else ["other"]}
+
+
+def test_a_terminal_waits_until_the_endpoint_is_prepared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = Preparing(monkeypatch, terminal=True)
+    say_prepared(["bert"], "/run")
+    assert (side.asked, capsys.readouterr().err) == (3, "bert: ready\n")
+
+
+def test_a_wait_for_the_endpoint_has_an_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Preparing(monkeypatch, terminal=True)
+    monkeypatch.setattr(predictors, "_PREPARED_S", 0.0)
+    say_prepared(["bert"], "/run")
+    assert "takes longer" in capsys.readouterr().err
+
+
+def test_a_log_gets_one_line_of_what_is_being_prepared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = Preparing(monkeypatch, terminal=False)
+    say_prepared(["bert", "gpt"], "/run")
+    printed = capsys.readouterr().err
+    assert (side.asked, printed.count("\n"), printed.partition(":")[0]) == (1, 1, "bert")
+
+
+def test_an_endpoint_that_is_gone_or_refuses_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: EndpointAddress
+) -> None:
+    for each in (None, EndpointAddress(1, "http://127.0.0.1:9"), address):
+        monkeypatch.setattr(predictors, "read_address", lambda _, each=each: each)
+        say_prepared(["bert"], "/run")
+    assert capsys.readouterr().err == ""
