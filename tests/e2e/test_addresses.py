@@ -237,6 +237,18 @@ def test_an_interrupted_fetch_leaves_neither_a_name_nor_a_transfer(command: str,
         wait_until(lambda: not json.loads(serving.run("ps", "--json").stdout)["transfers"])
 
 
+def test_a_gguf_file_is_refused_before_a_byte_of_it_is_fetched(folder: Path, server: FileServer) -> None:
+    server.serve("/m.gguf", b"GGUF" + bytes(1 << 20))
+    with serving_in(folder) as serving:
+        serving.start()
+        refused = serving.run("pull", f"{server.url}/m.gguf")
+        assert (refused.returncode, "GGUF" in refused.stderr) == (1, True)
+        assert server.sent["/m.gguf"] <= 1  # which the look asks for
+        assert serving.run("list", "--names").stdout == ""
+        assert "hf://org/gpt2" in serving.run("pull", "hf://gpt2").stderr
+        assert "hf://org/name" in serving.run("add", "org/name").stderr
+
+
 def test_a_mistyped_address_leaves_no_model_behind(folder: Path, hub: StubHub) -> None:
     hub.add("org/model", {"config.json": b"{}", "model.safetensors": weights(4, 1)})
     with serving_in(folder, **of_hub(folder, hub)) as serving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     #: A manifest, as a file or as a mapping; an artifact; a folder.
     Source = str | os.PathLike[str] | Mapping[str, Any]
+
+#: A model of the hub, without the scheme; also a path of two parts, if there is such a file.
+_OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 
 
 def register(
@@ -56,6 +60,8 @@ def register(
         path = Path(source)
     except TypeError as error:
         raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
+    if _OF_HUB.match(str(path)) and not path.suffix and not path.exists():
+        raise CallerError(f"{source} does not exist; a model of the Hugging Face hub is hf://{source}")
     return _registration(*_manifest_of(path, name, options), replace=replace)
 
 

@@ -172,6 +172,11 @@ def name_for(address: str) -> str:
     last = path.rpartition("/")[2].partition("@")[0] if scheme_of(address) == "hf" else path.rpartition("/")[2]
     stem = re.sub(r"(\.safetensors|\.bin|\.index|\.json|\.onnx|\.pth?|\.ckpt|\.np[yz]|-symbol)+\Z", "", last)
     made = re.sub(r"[^a-z0-9._-]", "-", stem.lower())[:128].strip("._-")
+    if not made and scheme_of(address) == "hf":
+        raise CallerError(
+            f"{address} names no model: write hf://org/{urlsplit(address).netloc or 'name'}, with the organisation "
+            "that the hub's page of the model shows"
+        )
     if not made:
         raise CallerError(f"no name can be made from {address}; give one (--name)")
     return made

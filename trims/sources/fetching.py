@@ -6,7 +6,13 @@ import contextlib
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ArtifactChangedError, ArtifactNotFoundError, DigestMismatchError, LostPeerError
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    DigestMismatchError,
+    LostPeerError,
+)
 from trims.sources import checksums, partial
 from trims.sources.files import Folder
 from trims.sources.siblings import with_siblings
@@ -51,6 +57,11 @@ def fetch_files(job: Job) -> dict[str, Any]:
 def _files_of(job: Job) -> dict[str, Any]:
     opened = job.open(job.order["address"])
     opened = with_siblings(opened, job.order["address"], job.open, job.order.get("stated") or ())
+    if gguf := [file.name for file in opened.files if file.name.lower().endswith(".gguf")]:
+        raise ArtifactError(
+            f"{job.order['shown']}: {gguf[0]} is a GGUF file, whose quantised blocks are no tensors that a framework "
+            "here reads, so it is not fetched: take the model's safetensors"
+        )
     expected: Mapping[str, Mapping[str, Any]] = job.order.get("expected") or {}
     _check_names(opened.files, expected, job)
     files = [_check_expected(file, expected.get(file.name), job) for file in opened.files]
