@@ -22,11 +22,12 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import hmac
+import logging
 import os
 import pwd
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _TOKEN = re.compile(r"sha256:[0-9a-f]{64}")
 _PREFIX = "sha256:"
@@ -104,6 +106,23 @@ class Tenants:
 
     def __bool__(self) -> bool:
         return bool(self.by_name)
+
+    def renewed(self, found: Tenants) -> Tenants:
+        """Return these tenants as a changed file has them; one that it names no more has no user, token or model.
+
+        Sockets, quotas and predictors are made when a process starts: quotas stay, and tenants that the file names
+        newly are not among the result, which the log says.
+        """
+        new = sorted(found.by_name.keys() - self.by_name.keys())
+        if new:
+            log.warning("tenants that are new count once this process has started again: %s", ", ".join(new))
+        gone = {name: Tenant(name, models=()) for name in self.by_name.keys() - found.by_name.keys()}
+        now = {**found.by_name, **gone}
+        kept = (
+            replace(now[name], quota=tenant.quota, predictors=tenant.predictors)
+            for name, tenant in self.by_name.items()
+        )
+        return Tenants(kept)
 
     def quotas(self) -> dict[str, Quota]:
         """Return the quota of each tenant, by name."""

@@ -273,3 +273,13 @@ def test_status_tells_what_each_tenant_holds(shared: Daemon) -> None:
     assert (mine.sessions, mine.most_sessions, mine.leases, mine.most_leases) == (1, 2, 1, 3)
     assert mine.resident_bytes == mine.leased_bytes > 1 << 20
     assert (mine.most_resident_bytes, mine.most_leased_bytes) == (2 << 20, None)
+
+
+def test_a_tenants_file_that_changes_counts_for_open_sessions(shared: Daemon, folder: Path) -> None:
+    with tenant(shared, "blue") as session:
+        session.open("shared").close()
+        (folder / "tenants.yaml").write_text(TENANTS.replace('models: ["blue-*", shared]', 'models: ["blue-*"]'))
+        wait_until(lambda: not shared.attach.tenants.by_name["blue"].may_open("shared"), "the file is taken over")
+        with pytest.raises(PermissionDeniedError, match="may not open 'shared'"):
+            session.open("shared")
+        session.open("blue-1").close()

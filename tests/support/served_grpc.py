@@ -14,6 +14,7 @@ from trims_predictors.endpoint.grpc.service import start_server
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import arrange
+from trims_predictors.endpoint.principals import Principals
 from trims_predictors.endpoint.service import Answered
 from trims_predictors.endpoint.shared_memory import SharedMemory
 
@@ -97,11 +98,8 @@ def call(
             health,
             "127.0.0.1:0",
             most_body_bytes=most_bytes,
-            token=token,
-            tenants=tenants,
+            callers=Principals(token, tenants),
             workers=workers,
-            certificate=None,
-            private_key=None,  # type: ignore[arg-type]
             most_connections=most_connections,
         )
         try:

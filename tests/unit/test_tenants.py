@@ -163,3 +163,16 @@ def test_a_tenant_may_open_all_versions_of_its_models() -> None:
     blue = Tenant("blue", models=("m", "bert-*"))
     assert all(map(blue.may_open, ("m", "m@1", "m@stable", "bert-base@2")))
     assert not any(map(blue.may_open, ("other", "other@m", "mm@1", "@m")))
+
+
+def test_a_changed_file_renews_known_tenants_and_takes_all_from_those_it_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read_tenants(written(tmp_path, "blue: {users: [4001], leases: 3}\nred: {users: [4002], models: [a]}"))
+    now = first.renewed(read_tenants(written(tmp_path, "blue: {users: [4003], models: [b]}\ngreen: {users: [4004]}")))
+    assert now.of_user(4003) == Tenant("blue", frozenset({4003}), models=("b",), quota=Quota(leases=3))
+    for user in (4001, 4002, 4004):
+        with pytest.raises(PermissionDeniedError, match="belongs to no tenant"):
+            now.of_user(user)
+    assert not now.by_name["red"].may_open("a")
+    assert "count once this process has started again: green" in caplog.text

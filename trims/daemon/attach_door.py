@@ -179,6 +179,14 @@ class AttachDoor:
         self._works.append(work)
         self._wake()
 
+    def renew_tenants(self, found: Tenants) -> None:
+        """Take over who belongs to which tenant, and what each may open. Called in the door's own thread."""
+        self.tenants = self.tenants.renewed(found)
+        holders: list[Listener | Connection] = [*self._listeners.values(), *self._connections.values()]
+        for each in holders:
+            if each.tenant is not None:
+                each.tenant = self.tenants.by_name[each.tenant.name]
+
     def connections(self) -> list[Connection]:
         """Return the clients that are connected now."""
         return list(self._connections.values())

@@ -33,6 +33,7 @@ from trims.daemon.sources import Sources
 from trims.daemon.transfers import Transfers
 from trims.daemon.watch import Watch
 from trims.environments.environment_store import EnvironmentStore
+from trims.followed_files import LOOK_S, FollowedFiles
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.formats.conversion.scratch import sweep_scratch
@@ -60,6 +61,7 @@ from trims.trace.recorder import MOST_BYTES, prune
 from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.config import Config
@@ -94,6 +96,9 @@ class Daemon:
         looks = {self._look_at_doors: DOORS_S}
         if config.cpu_tier == SHARED:
             looks[self._look_at_memory] = _MEMORY_S
+        if config.tenants is not None:
+            self._tenants_file = FollowedFiles(str(config.tenants), [config.tenants], self._read_tenants)
+            looks[self._look_at_tenants] = LOOK_S
         self._watch = Watch(looks)
         self._misses_doors = False
 
@@ -253,6 +258,16 @@ class Daemon:
                 )
             self.store.give_way(missing)
         self._lacks_memory = bool(missing)
+
+    def _read_tenants(self) -> Callable[[], None]:
+        found = read_tenants(self.config.tenants)
+        return lambda: self.attach.run(lambda: self.attach.renew_tenants(found))
+
+    def _look_at_tenants(self) -> None:
+        """Take over the tenants file if it has changed."""
+        take = self._tenants_file.look()
+        if take is not None:
+            take()
 
     def _look_at_doors(self) -> None:
         """Have clients find the doors again if a program has removed them, such as one that removes old files."""

@@ -165,6 +165,8 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         grpc_ping_s=_deadline(options.grpc_ping_s, "--grpc-ping-s"),
         token=None if options.token_file is None else read_token(options.token_file),
         tenants=tenants,
+        token_file=options.token_file,
+        tenants_file=options.tenants,
         certificate=options.certificate,
         private_key=options.private_key,
         most_body_bytes=_max_body(options.max_body),
@@ -244,7 +246,9 @@ def _hidden(options: argparse.Namespace) -> list[Path]:
     """Return the paths hidden from predictors: secrets, folders that the command line names, and a daemon's folders."""
     from trims.daemon.config import build_config
 
-    secrets = [path for path in (options.token_file, options.private_key, options.tenants) if path is not None]
+    given = [path for path in (options.token_file, options.private_key, options.tenants) if path is not None]
+    # Kubernetes switches a link to another folder within the volume: its next files are hidden, too.
+    secrets = [path.parent if (path.parent / "..data").exists() else path for path in given]
     config = build_config({"runtime_dir": options.runtime_dir} if options.runtime_dir else {})
     return [*options.hide, config.state_dir, config.segment_dir, *secrets]
 

@@ -24,6 +24,7 @@ from trims.trace.context import current
 from trims.wire.endpoint_file import EndpointAddress, leave_address, read_address, withdraw_address
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
+from trims_predictors.endpoint.credentials import Renewal, ServerCertificate
 from trims_predictors.endpoint.errands import Errands
 from trims_predictors.endpoint.evaluations import Evaluations
 from trims_predictors.endpoint.grpc.health import Health
@@ -32,6 +33,7 @@ from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.http.listening import accept_no_more, listening
 from trims_predictors.endpoint.json.workers import JsonWorkers
+from trims_predictors.endpoint.principals import Principals
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.endpoint.shared_memory import SharedMemory
@@ -87,22 +89,28 @@ async def _serve(settings: EndpointSettings) -> None:
             service = Service(daemon, pool, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
             evaluations = _evaluations(settings)
+            callers = Principals(settings.token, settings.tenants)
+            certificate = _certificate(settings)
             ending = _Shutdown(pool, settings.drain_s)
             ending.add_sign(service.drain)
             if settings.tenants and settings.pool.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
-            watch = asyncio.ensure_future(service.watch())
+            background = [
+                asyncio.ensure_future(service.watch()),
+                asyncio.ensure_future(Renewal(settings, callers, certificate).run()),
+            ]
             try:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
                     pool.prepare(Environment(framework, "" if python is None else str(python)))
                 pool.begin_recent()
-                grpc = await _start_grpc(settings, service, workers, ending)
+                grpc = await _start_grpc(settings, service, workers, ending, callers=callers, certificate=certificate)
                 with _announced(settings, sock, grpc, ending):
-                    app = _app(settings, service, workers, evaluations)
-                    await _answer(settings, app, sock, ending)
+                    app = _app(settings, service, workers, evaluations, callers)
+                    await _answer(settings, app, sock, ending, certificate)
             finally:
-                watch.cancel()
+                for task in background:
+                    task.cancel()
                 await ending.wait()
                 await evaluations.close()
                 await workers.close()
@@ -182,7 +190,22 @@ class _Shutdown:
             await task
 
 
-async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Shutdown) -> str:
+def _certificate(settings: EndpointSettings) -> ServerCertificate | None:
+    """Return the certificate of both doors; None without TLS. Raises ConfigError, OSError."""
+    if settings.certificate is None or settings.private_key is None:
+        return None
+    return ServerCertificate(settings.certificate, settings.private_key)
+
+
+async def _start_grpc(
+    settings: EndpointSettings,
+    service: Service,
+    workers: JsonWorkers,
+    ending: _Shutdown,
+    *,
+    callers: Principals,
+    certificate: ServerCertificate | None,
+) -> str:
     """Start the gRPC server if it is configured. Return its address; empty without one."""
     if settings.grpc_port is None:
         return ""
@@ -195,10 +218,8 @@ async def _start_grpc(settings: EndpointSettings, service: Service, workers: Jso
             f"{host}:{settings.grpc_port}",
             most_body_bytes=settings.most_body_bytes,
             most_connections=_connections(settings)[1],
-            token=settings.token,
-            tenants=settings.tenants,
-            certificate=settings.certificate,
-            private_key=settings.private_key,
+            callers=callers,
+            certificate=certificate,
             workers=workers,
             access_log=settings.access_log,
             ping_s=settings.grpc_ping_s,
@@ -275,19 +296,31 @@ class _Server(uvicorn.Server):
             self._ending.begin()
 
 
-def _app(settings: EndpointSettings, service: Service, workers: JsonWorkers, evaluations: Evaluations) -> FastAPI:
+def _app(
+    settings: EndpointSettings,
+    service: Service,
+    workers: JsonWorkers,
+    evaluations: Evaluations,
+    callers: Principals,
+) -> FastAPI:
     return build_app(
         service,
         most_body_bytes=settings.most_body_bytes,
         token=settings.token,
         loopback=is_loopback(settings.host) and settings.token is None,
-        tenants=settings.tenants,
+        callers=callers,
         workers=workers,
         evaluations=evaluations,
     )
 
 
-async def _answer(settings: EndpointSettings, app: FastAPI, sock: socket.socket, ending: _Shutdown) -> None:
+async def _answer(
+    settings: EndpointSettings,
+    app: FastAPI,
+    sock: socket.socket,
+    ending: _Shutdown,
+    certificate: ServerCertificate | None,
+) -> None:
     config = uvicorn.Config(
         RequestLog(app, lines=settings.access_log),
         http=_protocol(settings),
@@ -299,6 +332,10 @@ async def _answer(settings: EndpointSettings, app: FastAPI, sock: socket.socket,
         ssl_keyfile=settings.private_key,
         timeout_keep_alive=_KEEP_CONNECTIONS_S,
     )
+    config.load()
+    if certificate is not None:
+        assert config.ssl is not None
+        certificate.connect(config.ssl)
     await _Server(config, ending, sock, sys.stdin.fileno() if settings.supervised else None).serve([sock])
 
 

@@ -34,8 +34,12 @@ class Principals:
     """
 
     def __init__(self, token: str | None, tenants: Tenants | None = None) -> None:
+        self.replace(token, tenants or Tenants())
+
+    def replace(self, token: str | None, tenants: Tenants) -> None:
+        """Have other tokens count from the next request on."""
         self._expected = None if token is None else token.encode()
-        self._tenants = tenants or Tenants()
+        self._tenants = tenants
 
     def enter(self, authorization: str) -> Tenant | None:
         """Let the running task act for the caller that the header `Authorization` names. Raises UnknownCallerError.

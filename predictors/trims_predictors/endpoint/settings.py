@@ -29,6 +29,8 @@ class EndpointSettings:
         grpc_ping_s: Least seconds between two keepalive pings of a client over gRPC; 0 for any.
         token: That every request must bring; None only on loopback.
         tenants: Those that have tokens of their own.
+        token_file: Where the token was read; followed while the endpoint runs. None if it comes from no file.
+        tenants_file: Where the tenants were read; followed, too.
         certificate: File for TLS, with the chain.
         private_key: Its key.
         most_body_bytes: Larger requests are refused.
@@ -51,6 +53,8 @@ class EndpointSettings:
     grpc_ping_s: float = PING_S
     token: str | None = None
     tenants: Tenants = field(default_factory=Tenants)
+    token_file: Path | None = None
+    tenants_file: Path | None = None
     certificate: Path | None = None
     private_key: Path | None = None
     most_body_bytes: int = 256 << 20

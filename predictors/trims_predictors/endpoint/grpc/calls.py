@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from trims.core.errors import BusyError, TrimsError
+from trims.core.errors import BusyError, PermissionDeniedError, TrimsError
 from trims.wire.status import status_of
 from trims_predictors.endpoint.access_log import begin_call, call_ends
 from trims_predictors.endpoint.bodies import TooLargeBodyError
@@ -93,7 +93,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             # Each call has a task of its own, which goes on with the handler.
             task.add_done_callback(lambda _: self._ended(kind))
         if details.method.endswith(_OF_INFERENCE):
-            return _of_bytes(handler)
+            return _of_bytes(handler, lambda: self._admits(details))
         return _of_small_messages(handler)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
@@ -120,15 +120,30 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return _refusing(code_of(error), str(error))
 
 
-def _of_bytes(handler: Any) -> Handler:
-    """The handler with its requests as bytes, and with answers that are bytes already sent as they are."""
+def _of_bytes(handler: Any, admits: Callable[[], bool]) -> Handler:
+    """The handler with its requests as bytes, and with answers that are bytes already sent as they are.
+
+    `admits` says whether the caller may ask, which is found out for each message of a stream.
+    """
     write = handler.response_serializer
     if handler.response_streaming:
-        behaviour = _with_status(handler.stream_stream)
+        stream = _with_status(handler.stream_stream)
+
+        async def behaviour(requests: Any, context: Any) -> Any:
+            return await stream(_admitted(requests, admits), context)
+
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
     return grpc.unary_unary_rpc_method_handler(
         _with_status(handler.unary_unary), None, lambda made: made if isinstance(made, bytes) else write(made)
     )
+
+
+async def _admitted(requests: Any, admits: Callable[[], bool]) -> Any:
+    """Yield a stream's messages. Raises PermissionDeniedError once the caller's token counts no more."""
+    async for each in requests:
+        if not admits():
+            raise PermissionDeniedError("the token of this stream was revoked; begin another one with a new token")
+        yield each
 
 
 def _with_status(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

@@ -31,20 +31,20 @@ from trims_predictors.endpoint.grpc.requests import (
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.principals import Principals, caller_name
+from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.endpoint.tracing import grpc_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
-    from trims.tenants import Tenants
+    from trims_predictors.endpoint.credentials import ServerCertificate
     from trims_predictors.endpoint.grpc.health import Health
     from trims_predictors.endpoint.grpc.streams import Part
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.principals import Principals
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
 
@@ -228,10 +228,8 @@ async def start_server(
     address: str,
     *,
     most_body_bytes: int,
-    token: str | None,
-    certificate: Path | None,
-    private_key: Path | None,
-    tenants: Tenants | None = None,
+    callers: Principals,
+    certificate: ServerCertificate | None = None,
     workers: JsonWorkers | None = None,
     most_connections: int | None = None,
     access_log: bool = False,
@@ -250,16 +248,15 @@ async def start_server(
     options += [(f"grpc.{each}max_metadata_size", _MOST_METADATA_BYTES) for each in ("", "absolute_")]
     # Calls that the event loop has not taken yet: gRPC cancels some of them at random beyond these bounds.
     options += [(f"grpc.server.max_pending_requests{each}", _MOST_PENDING) for each in ("", "_hard_limit")]
-    calls = Calls(Principals(token, tenants), lambda error: service.metrics.refused("grpc", error), lines=access_log)
+    calls = Calls(callers, lambda error: service.metrics.refused("grpc", error), lines=access_log)
     server = grpc.aio.server(interceptors=[calls], options=options)
     servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
         servicer, server
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    if certificate is not None and private_key is not None:
-        credentials = grpc.ssl_server_credentials([(private_key.read_bytes(), certificate.read_bytes())])
-        port = server.add_secure_port(address, credentials)
+    if certificate is not None:
+        port = server.add_secure_port(address, certificate.for_grpc())
     else:
         port = server.add_insecure_port(address)
     servicer.server = (address.rpartition(":")[0].strip("[]"), port)

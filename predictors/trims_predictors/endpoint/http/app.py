@@ -42,7 +42,6 @@ from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from trims.tenants import Tenants
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
@@ -54,7 +53,7 @@ def build_app(
     most_body_bytes: int,
     token: str | None,
     loopback: bool,
-    tenants: Tenants | None = None,
+    callers: Principals | None = None,
     workers: JsonWorkers | None = None,
     evaluations: Evaluations | None = None,
 ) -> FastAPI:
@@ -65,7 +64,7 @@ def build_app(
         most_body_bytes: Larger requests are refused.
         token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
-        tenants: Those that have tokens of their own.
+        callers: Those that may ask; None for who brings the token.
         workers: Read and write large JSON; their maker closes them. None where no JSON is large.
         evaluations: Runs and reads them; its maker closes it. None for those of a daemon with default settings.
     """
@@ -76,7 +75,7 @@ def build_app(
     add_evaluation_routes(router, evaluations or Evaluations(Errands()), most_body_bytes)
     app.include_router(router)
     add_error_answers(app)
-    app.add_middleware(Guard, callers=Principals(token, tenants), loopback=loopback)
+    app.add_middleware(Guard, callers=callers or Principals(token), loopback=loopback)
     return app
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 from trims_predictors.endpoint.grpc.health import SERVICES, Health
 from trims_predictors.endpoint.grpc.service import start_server
+from trims_predictors.endpoint.principals import Principals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -48,7 +49,7 @@ def serve(work: Callable[[Any, Health, Asked], Awaitable[Any]], grace_s: float =
         await health.start()
         inference: Any = SimpleNamespace()
         server, port = await start_server(
-            inference, health, "127.0.0.1:0", most_body_bytes=1000, token="t", certificate=None, private_key=None
+            inference, health, "127.0.0.1:0", most_body_bytes=1000, callers=Principals("t")
         )
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

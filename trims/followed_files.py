@@ -1,0 +1,66 @@
+"""Files that are taken over while a process runs: tokens, tenants, certificates.
+
+A change counts once it has rested for one look, so that a file is not read while it is written. A file may be written
+in place, renamed over, or lie behind a link that is switched, as Kubernetes does. What is read of it stays in use until
+the next good content: a broken file is reported once for each change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from trims.core.errors import TrimsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+#: Seconds between two looks.
+LOOK_S = 1.0
+
+_Mark = tuple[int, ...] | None
+
+
+class FollowedFiles:
+    """Files that are read together.
+
+    Args:
+        what: Names them in the log.
+        paths: Their paths.
+        read: Reads and checks them, and returns what takes them over. Raises TrimsError, OSError or ValueError.
+    """
+
+    def __init__(self, what: str, paths: Sequence[Path], read: Callable[[], Callable[[], None]]) -> None:
+        self._what, self._paths, self._read = what, tuple(paths), read
+        self._seen: tuple[_Mark, ...] = ()
+        self._taken: tuple[_Mark, ...] = ()
+
+    def look(self) -> Callable[[], None] | None:
+        """Return what takes over files that changed; None if none has, or they cannot be used. It may block.
+
+        The first look reads them again: they may have changed since they were read to start with.
+        """
+        marks = tuple(map(_mark, self._paths))
+        rests, self._seen = marks == self._seen or not self._taken, marks
+        if marks == self._taken or not rests:
+            return None
+        first, self._taken = not self._taken, marks
+        try:
+            take = self._read()
+        except (TrimsError, OSError, ValueError) as error:
+            log.warning("%s changed and cannot be used, so what it held before counts on: %s", self._what, error)
+            return None
+        log.log(logging.DEBUG if first else logging.INFO, "%s changed and is taken over", self._what)
+        return take
+
+
+def _mark(path: Path) -> _Mark:
+    """Return what differs once a file is another one or has other content; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
