@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trims.cli.completion import MODELS, completed
 from trims.cli.connect import admin
-from trims.cli.output import as_json, say, say_json, table
+from trims.cli.output import as_json, note_unconfirmed, say, say_json, table
 from trims.core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def _alias(options: argparse.Namespace) -> None:
         )
     with admin(options.runtime_dir) as daemon:
         found = daemon.alias(options.name, options.version, back=options.back, remove=options.remove)
+    note_unconfirmed(found.unconfirmed)
     if options.json:
         say_json(as_json(found))
     elif options.remove:

@@ -12,6 +12,7 @@ from trims.cli.output import (
     as_json,
     loading,
     note,
+    note_unconfirmed,
     replica_row,
     say,
     say_devices,
@@ -194,6 +195,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
+    note_unconfirmed(model.unconfirmed)
     if not options.json:
         say(f"registered {_registered(model)}")
     return model
@@ -393,7 +395,7 @@ def _unpin(options: argparse.Namespace) -> None:
 
 def _remove(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        daemon.remove(options.name, all_versions=options.all_versions)
+        note_unconfirmed(daemon.remove(options.name, all_versions=options.all_versions))
     say_done(options, f"{options.name} is forgotten", model=options.name, removed=True)
 
 

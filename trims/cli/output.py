@@ -73,6 +73,12 @@ def note(text: str) -> None:
     sys.stderr.write(f"{plain(text)}\n")
 
 
+def note_unconfirmed(watchers: Iterable[str]) -> None:
+    """Print which endpoints did not confirm a change of models."""
+    for each in watchers:
+        note(f"not confirmed by {each}: requests that reach it may get what was before until it has the news")
+
+
 def say_json(value: Any) -> None:
     """Print one JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -111,6 +111,7 @@ class Model:
         reference: What opens this version and no other; empty from a daemon that has one version of each model.
         aliases: What else leads to this version: the plain name, or `name@label`.
         versions: All of the model, in the order in which they were registered.
+        unconfirmed: Of a model that was added: see `Aliases`.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Model:
     reference: str = ""
     aliases: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
 
     @property
     def opened_as(self) -> str:
@@ -177,11 +179,14 @@ class Aliases:
         name: Of the model.
         versions: In the order in which they were registered.
         aliases: The plain name first.
+        unconfirmed: Watchers of models, such as endpoints, that did not confirm a switch within two seconds, or never
+            confirm any: requests that reach them may still get what the name led to before.
     """
 
     name: str
     versions: tuple[str, ...]
     aliases: tuple[ModelAlias, ...]
+    unconfirmed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,11 +425,15 @@ class ModelChange:
         names: Their names.
         all: Too many changed to name them.
         outside: Manifests may also change where the daemon does not notice it.
+        watch: Number of the watch; 0 from an older daemon, which takes no confirmation.
+        sequence: Number of the last change up to here.
     """
 
     names: tuple[str, ...]
     all: bool
     outside: bool
+    watch: int = 0
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

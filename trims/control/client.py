@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -130,7 +131,7 @@ class Admin(_Door):
             replace=replace,
             options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
         )
-        before = self._known(registration.name_in(request))
+        before = self.models(registration.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
         if not lazy:
@@ -146,10 +147,7 @@ class Admin(_Door):
                 if before or not registration.is_fetched(request):  # else the daemon forgets it
                     self._take_back(made, before, replaced=replace)
                 raise
-        return self.show(made.reference or made.name)
-
-    def _known(self, name: str) -> list[Model]:
-        return [model for model in self.models() if model.name == name]
+        return replaced(self.show(made.reference or made.name), unconfirmed=tuple(made.unconfirmed))
 
     def _take_back(self, made: Any, before: Sequence[Model], *, replaced: bool) -> None:
         from trims.control import registration
@@ -161,8 +159,10 @@ class Admin(_Door):
         elif not replaced:  # else what it replaced is not known
             self.remove(made.reference or made.name)
 
-    def remove(self, name: str, *, all_versions: bool = False) -> None:
+    def remove(self, name: str, *, all_versions: bool = False) -> tuple[str, ...]:
         """Forget a version of a model; its image goes once no lease holds it and no other name stands for it.
+
+        Return the endpoints that may still answer under the name; see `Aliases.unconfirmed`.
 
         Args:
             name: `name@version`; or a plain name, which forgets a model that has one version.
@@ -173,10 +173,14 @@ class Admin(_Door):
             InUseError: An alias leads to it and there are others, or a plain name has several versions.
         """
         with self._errors():
-            self._stub.Unregister(orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions))
+            request = orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions)
+            return tuple(self._stub.Unregister(request).unconfirmed)
 
     def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
         """Show or switch what a name leads to, at once for all new opens. Leases keep what they have.
+
+        A switch is answered when all endpoints of the daemon act on it, or after two seconds: the answer names those
+        that do not.
 
         Args:
             name: Of a model, or `name@label`: a label is made if it is not there.
@@ -196,10 +200,15 @@ class Admin(_Door):
         with self._errors():
             return read(Aliases, self._stub.Alias(request))
 
-    def models(self) -> list[Model]:
-        """Return all registered versions of all models; of each model the one that its plain name leads to first."""
+    def models(self, name: str = "") -> list[Model]:
+        """Return all registered versions of all models, or of one; of each the one that its plain name leads to first.
+
+        Args:
+            name: Of the one model; there are no versions of a model that is not registered.
+        """
         with self._errors():
-            return [read(Model, each) for each in self._stub.List(_NOTHING).models]
+            listed = self._stub.List(orders.message(pb.ListRequest, name=name)).models
+            return [read(Model, each) for each in listed if not name or each.name == name]
 
     def show(self, name: str, *, look: bool = False) -> Model:
         """Return everything about one model. Raises ModelNotFoundError.
@@ -372,18 +381,29 @@ class Admin(_Door):
             finally:
                 call.cancel()
 
-    def watch_models(self) -> Generator[ModelChange, None, None]:
+    def watch_models(self, watcher: str = "") -> Generator[ModelChange, None, None]:
         """Yield names of models that changed: first an empty change at once, then all from then on.
+
+        Args:
+            watcher: A name under which the caller confirms each change once it acts on it (`confirm_models`): orders
+                that change models wait for that. Empty for a caller that confirms nothing.
 
         Close the generator to end it. Raises NotSupportedError at the first change if the daemon is older than this.
         """
-        call = self._stub.WatchModels(_NOTHING)
+        call = self._stub.WatchModels(orders.message(pb.WatchModelsRequest, watcher=watcher))
         with self._errors():
             try:
                 for message in call:
                     yield read(ModelChange, message)
             finally:
                 call.cancel()
+
+    def confirm_models(self, change: ModelChange) -> None:
+        """Confirm that the caller acts on a change that `watch_models` gave under a name."""
+        with self._errors():
+            self._stub.ConfirmModels(
+                orders.message(pb.ConfirmModelsRequest, watch=change.watch, sequence=change.sequence)
+            )
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 
@@ -449,7 +469,7 @@ class AsyncAdmin(_Door):
         options = _stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code)
         # It looks into files, which may lie on a disk that hangs.
         request = await asyncio.to_thread(registration.register, source, name, replace=replace, options=options)
-        before = await self._known(registration.name_in(request))
+        before = await self.models(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)
         if not lazy:
@@ -465,10 +485,7 @@ class AsyncAdmin(_Door):
                 if before or not registration.is_fetched(request):  # else the daemon forgets it
                     await self._take_back(made, before, replaced=replace)
                 raise
-        return await self.show(made.reference or made.name)
-
-    async def _known(self, name: str) -> list[Model]:
-        return [model for model in await self.models() if model.name == name]
+        return replaced(await self.show(made.reference or made.name), unconfirmed=tuple(made.unconfirmed))
 
     async def _take_back(self, made: Any, before: Sequence[Model], *, replaced: bool) -> None:
         from trims.control import registration
@@ -480,10 +497,11 @@ class AsyncAdmin(_Door):
         elif not replaced:  # else what it replaced is not known
             await self.remove(made.reference or made.name)
 
-    async def remove(self, name: str, *, all_versions: bool = False) -> None:
+    async def remove(self, name: str, *, all_versions: bool = False) -> tuple[str, ...]:
         """See `Admin.remove`."""
         with self._errors():
-            await self._stub.Unregister(orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions))
+            request = orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions)
+            return tuple((await self._stub.Unregister(request)).unconfirmed)
 
     async def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
         """See `Admin.alias`."""
@@ -491,10 +509,11 @@ class AsyncAdmin(_Door):
         with self._errors():
             return read(Aliases, await self._stub.Alias(request))
 
-    async def models(self) -> list[Model]:
+    async def models(self, name: str = "") -> list[Model]:
         """See `Admin.models`."""
         with self._errors():
-            return [read(Model, each) for each in (await self._stub.List(_NOTHING)).models]
+            listed = (await self._stub.List(orders.message(pb.ListRequest, name=name))).models
+            return [read(Model, each) for each in listed if not name or each.name == name]
 
     async def show(self, name: str, *, look: bool = False) -> Model:
         """See `Admin.show`."""
@@ -600,9 +619,15 @@ class AsyncAdmin(_Door):
             finally:
                 call.cancel()
 
-    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+    async def confirm_models(self, change: ModelChange) -> None:
+        """See `Admin.confirm_models`."""
+        request = orders.message(pb.ConfirmModelsRequest, watch=change.watch, sequence=change.sequence)
+        with self._errors():
+            await self._stub.ConfirmModels(request)
+
+    async def watch_models(self, watcher: str = "") -> AsyncGenerator[ModelChange, None]:
         """See `Admin.watch_models`: `async for change in admin.watch_models()`."""
-        call = self._stub.WatchModels(_NOTHING)
+        call = self._stub.WatchModels(orders.message(pb.WatchModelsRequest, watcher=watcher))
         with self._errors():
             try:
                 async for message in call:

@@ -46,7 +46,7 @@ from trims.wire.messages import MAX_DEADLINE_S
 from trims.wire.status import abort
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from trims.daemon.attach_door import AttachDoor
@@ -63,8 +63,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _WORKERS = 64
-#: Calls that may stay open for long (Load, Watch); the other workers answer short ones.
+#: Calls that may stay open for long (Load, Watch, orders that wait for watchers); other workers answer short ones.
 MAX_STREAMS = 48
+#: Seconds that an order which changes models waits for its watchers, the endpoints, to have acted on it.
+CONFIRMED_S = 2.0
 _MAX_MESSAGE_BYTES = 4 << 20
 _Handler = TypeVar("_Handler", bound="Callable[..., Any]")
 
@@ -195,26 +197,53 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
         raw = self._transfers.manifest_at(request.address) if request.address else _parsed(request.manifest_yaml)
-        return self._model(self._registrations.register(raw, request.origin, replace=request.replace))
+        model = self._model(self._registrations.register(raw, request.origin, replace=request.replace))
+        if request.replace or len(model.versions) > 1:  # nothing is known of a name that is new
+            model.unconfirmed.extend(self._unconfirmed())
+        return model
 
     @_guarded
-    def Unregister(self, request: pb.UnregisterRequest, context: grpc.ServicerContext) -> pb.Empty:
+    def Unregister(self, request: pb.UnregisterRequest, context: grpc.ServicerContext) -> pb.UnregisterReply:
         """Forget a version of a model, or all."""
         self._registrations.unregister(request.name, every=request.all_versions)
-        return pb.Empty()
+        return pb.UnregisterReply(unconfirmed=self._unconfirmed())
 
     @_guarded
     def Alias(self, request: pb.AliasRequest, context: grpc.ServicerContext) -> pb.AliasReply:
         """Show, switch, switch back or remove an alias."""
-        return views.aliases(
+        reply = views.aliases(
             self._registrations.alias(request.name, request.version, back=request.back, remove=request.remove)
         )
+        if request.version or request.back or request.remove:
+            reply.unconfirmed.extend(self._unconfirmed())
+        return reply
+
+    def _unconfirmed(self) -> list[str]:
+        """Wait until watchers of models have acted on a change. Return those that did not within the bound."""
+        may_wait = self._streams.acquire(blocking=False)  # else no worker may be left for the watchers' confirmations
+        try:
+            found = self._model_changes.unconfirmed(CONFIRMED_S if may_wait else 0.0)
+        finally:
+            if may_wait:
+                self._streams.release()
+        if found:
+            log.warning("within %g s a change of models was not confirmed by %s", CONFIRMED_S, ", ".join(found))
+        return found
 
     @_guarded
-    def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
-        """Return all registered models. One whose manifest cannot be read hides no other."""
-        listed = (self._listed(row, context) for row in self._registry.rows())
+    def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ModelList:
+        """Return all registered models, or the versions of one. One whose manifest cannot be read hides no other."""
+        listed = (self._listed(row, context) for row in self._rows(request.name))
         return pb.ModelList(models=[model for model in listed if model is not None])
+
+    def _rows(self, name: str) -> list[str]:
+        """Return the versions of a model; all of all models without a name."""
+        if not name:
+            return self._registry.rows()
+        try:
+            return self._registry.versions(name).rows()
+        except ModelNotFoundError:
+            return []
 
     def _listed(self, row: str, context: grpc.ServicerContext) -> pb.Model | None:
         if self._stopping or not context.is_active():  # a registry may take long for each
@@ -276,6 +305,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         except TrimsError as error:
             abort(context, error)
         assert isinstance(loaded, Loaded), "a load asks for no lease"
+        self._model_changes.unconfirmed(CONFIRMED_S)  # the name may stand for another image from now on
         view = self._read.replica(loaded.key, loaded.place)
         seen = views.replica(view, self._attach.connections()) if view else None
         yield pb.LoadProgress(
@@ -395,19 +425,31 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             yield views.change(changed, self._read.names_of(changed.key))
 
     @_guarded
-    def WatchModels(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.ModelChange]:
+    def WatchModels(self, request: pb.WatchModelsRequest, context: grpc.ServicerContext) -> Iterator[pb.ModelChange]:
         """Yield names of models that changed; subscribed before the first message."""
         self._begin_stream(context)
-        subscription = self._model_changes.add()
+        subscription = self._model_changes.add(request.watcher)
         context.add_callback(lambda: self._model_changes.remove(subscription))
-        return self._changed_models(subscription, context)
+        return self._changed_models(subscription, subscription.told, context)
 
-    def _changed_models(self, subscription: Subscription, context: grpc.ServicerContext) -> Iterator[pb.ModelChange]:
-        yield pb.ModelChange(outside=self._registry.changes_outside)
+    def _changed_models(
+        self, subscription: Subscription, first: int, context: grpc.ServicerContext
+    ) -> Iterator[pb.ModelChange]:
+        def change(sequence: int, names: Iterable[str] = (), *, everything: bool = False) -> pb.ModelChange:
+            outside, watch = self._registry.changes_outside, subscription.number
+            return pb.ModelChange(names=names, all=everything, outside=outside, watch=watch, sequence=sequence)
+
+        yield change(first)
         while context.is_active() and not self._stopping:
-            names, everything = subscription.take(_POLL_S)
+            names, everything, sequence = subscription.take(_POLL_S)
             if names or everything:
-                yield pb.ModelChange(names=names, all=everything, outside=self._registry.changes_outside)
+                yield change(sequence, names, everything=everything)
+
+    @_guarded
+    def ConfirmModels(self, request: pb.ConfirmModelsRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Note that a watcher of models has acted on a change."""
+        self._model_changes.confirm(request.watch, request.sequence)
+        return pb.Empty()
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,18 @@ class UnregisterRequest(_message.Message):
     all_versions: bool
     def __init__(self, name: _Optional[str] = ..., all_versions: bool = ...) -> None: ...
 
+class UnregisterReply(_message.Message):
+    __slots__ = ("unconfirmed",)
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    unconfirmed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unconfirmed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class AliasRequest(_message.Message):
     __slots__ = ("name", "version", "back", "remove")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -38,14 +50,16 @@ class AliasRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., back: bool = ..., remove: bool = ...) -> None: ...
 
 class AliasReply(_message.Message):
-    __slots__ = ("name", "versions", "aliases")
+    __slots__ = ("name", "versions", "aliases", "unconfirmed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
     name: str
     versions: _containers.RepeatedScalarFieldContainer[str]
     aliases: _containers.RepeatedCompositeFieldContainer[ModelAlias]
-    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[_Union[ModelAlias, _Mapping]]] = ...) -> None: ...
+    unconfirmed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[_Union[ModelAlias, _Mapping]]] = ..., unconfirmed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelAlias(_message.Message):
     __slots__ = ("label", "version", "previous")
@@ -258,7 +272,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "lock_json", "reference", "aliases", "versions", "files")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem", "inputs", "outputs", "tensors_seen", "lock_json", "reference", "aliases", "versions", "unconfirmed", "files")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +293,7 @@ class Model(_message.Message):
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
@@ -300,8 +315,9 @@ class Model(_message.Message):
     reference: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     versions: _containers.RepeatedScalarFieldContainer[str]
+    unconfirmed: _containers.RepeatedScalarFieldContainer[str]
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., lock_json: _Optional[str] = ..., reference: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., tensors_seen: bool = ..., lock_json: _Optional[str] = ..., reference: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[str]] = ..., unconfirmed: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TensorInfo(_message.Message):
     __slots__ = ("name", "dtype", "shape")
@@ -450,15 +466,33 @@ class Change(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., old: _Optional[str] = ..., new: _Optional[str] = ..., why: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class WatchModelsRequest(_message.Message):
+    __slots__ = ("watcher",)
+    WATCHER_FIELD_NUMBER: _ClassVar[int]
+    watcher: str
+    def __init__(self, watcher: _Optional[str] = ...) -> None: ...
+
+class ConfirmModelsRequest(_message.Message):
+    __slots__ = ("watch", "sequence")
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    watch: int
+    sequence: int
+    def __init__(self, watch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
 class ModelChange(_message.Message):
-    __slots__ = ("names", "all", "outside")
+    __slots__ = ("names", "all", "outside", "watch", "sequence")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ALL_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     all: bool
     outside: bool
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., all: bool = ..., outside: bool = ...) -> None: ...
+    watch: int
+    sequence: int
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., all: bool = ..., outside: bool = ..., watch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
     __slots__ = ("verify",)

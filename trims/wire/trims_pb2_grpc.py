@@ -22,7 +22,7 @@ class ControlStub(object):
         self.Unregister = channel.unary_unary(
                 '/trims.v1.Control/Unregister',
                 request_serializer=trims_dot_wire_dot_trims__pb2.UnregisterRequest.SerializeToString,
-                response_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.UnregisterReply.FromString,
                 )
         self.Alias = channel.unary_unary(
                 '/trims.v1.Control/Alias',
@@ -71,7 +71,7 @@ class ControlStub(object):
                 )
         self.List = channel.unary_unary(
                 '/trims.v1.Control/List',
-                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                request_serializer=trims_dot_wire_dot_trims__pb2.ListRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.ModelList.FromString,
                 )
         self.Describe = channel.unary_unary(
@@ -101,8 +101,13 @@ class ControlStub(object):
                 )
         self.WatchModels = channel.unary_stream(
                 '/trims.v1.Control/WatchModels',
-                request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                request_serializer=trims_dot_wire_dot_trims__pb2.WatchModelsRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.ModelChange.FromString,
+                )
+        self.ConfirmModels = channel.unary_unary(
+                '/trims.v1.Control/ConfirmModels',
+                request_serializer=trims_dot_wire_dot_trims__pb2.ConfirmModelsRequest.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
                 )
         self.Check = channel.unary_unary(
                 '/trims.v1.Control/Check',
@@ -205,7 +210,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """All registered models, with their replicas.
+        """All registered models, or all versions of one, with their replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -251,6 +256,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmModels(self, request, context):
+        """A watcher that has given its name has acted on a change. Orders that change models wait for that, for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Check(self, request, context):
         """Check the books and, with verify, every byte. Findings are in the reply; an empty list is good news.
         """
@@ -289,7 +301,7 @@ def add_ControlServicer_to_server(servicer, server):
             'Unregister': grpc.unary_unary_rpc_method_handler(
                     servicer.Unregister,
                     request_deserializer=trims_dot_wire_dot_trims__pb2.UnregisterRequest.FromString,
-                    response_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.UnregisterReply.SerializeToString,
             ),
             'Alias': grpc.unary_unary_rpc_method_handler(
                     servicer.Alias,
@@ -338,7 +350,7 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
-                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.ListRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.ModelList.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -368,8 +380,13 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'WatchModels': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchModels,
-                    request_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.WatchModelsRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.ModelChange.SerializeToString,
+            ),
+            'ConfirmModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmModels,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.ConfirmModelsRequest.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
             ),
             'Check': grpc.unary_unary_rpc_method_handler(
                     servicer.Check,
@@ -431,7 +448,7 @@ class Control(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Unregister',
             trims_dot_wire_dot_trims__pb2.UnregisterRequest.SerializeToString,
-            trims_dot_wire_dot_trims__pb2.Empty.FromString,
+            trims_dot_wire_dot_trims__pb2.UnregisterReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -600,7 +617,7 @@ class Control(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/List',
-            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.ListRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.ModelList.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
@@ -702,8 +719,25 @@ class Control(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_stream(request, target, '/trims.v1.Control/WatchModels',
-            trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.WatchModelsRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.ModelChange.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ConfirmModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/ConfirmModels',
+            trims_dot_wire_dot_trims__pb2.ConfirmModelsRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.Empty.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

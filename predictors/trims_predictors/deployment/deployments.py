@@ -53,6 +53,8 @@ _IN_USE_S = 300.0
 _ANOTHER_S = 30.0
 #: Seconds for the daemon to describe a model: the first look at a file takes a second at most.
 _PATIENCE_S = 10.0
+#: Times that the daemon is asked about a model that changes each time meanwhile.
+_MOST_ASKED = 5
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
 _log = logging.getLogger(__name__)
@@ -178,7 +180,7 @@ class Deployments:
         """Return the deployment of a model if nothing changed since it was made; None: `of` finds out."""
         reference = f"{name}@{version}" if version else name
         known = self._known.get(reference)
-        if known is None or reference in self._changed:
+        if known is None or reference in self._changed or reference in self._asking:
             return None
         watched = self._watch.is_complete
         known.used_s = now_s = self._clock()
@@ -220,12 +222,16 @@ class Deployments:
         return None if known is None else known.deployment
 
     async def _fresh(self, name: str) -> _Known:
-        """Ask the daemon, once for all requests that need it at this moment."""
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = self._asking[name] = asyncio.ensure_future(self._ask(name, self._known.get(name)))
-            asking.add_done_callback(lambda ended: self._asked(name, ended))
-        return await asyncio.shield(asking)
+        """Ask the daemon, once for all requests that need it at this moment; again if the model changed meanwhile."""
+        for _ in range(_MOST_ASKED):
+            asking = self._asking.get(name)
+            if asking is None:
+                asking = self._asking[name] = asyncio.ensure_future(self._ask(name, self._known.get(name)))
+                asking.add_done_callback(lambda ended: self._asked(name, ended))
+            known = await asyncio.shield(asking)
+            if name not in self._changed:
+                break
+        return known
 
     def _asked(self, name: str, ended: asyncio.Future[_Known]) -> None:
         self._asking.pop(name, None)

@@ -42,7 +42,7 @@ class Daemon:
         self.away = False
         self.changes: asyncio.Queue[ModelChange | None] = asyncio.Queue()
 
-    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+    async def watch_models(self, watcher: str = "") -> AsyncGenerator[ModelChange, None]:
         while (change := await self.changes.get()) is not None:
             yield change
 
@@ -365,7 +365,7 @@ def test_a_watched_model_is_asked_for_again_only_after_a_change() -> None:
     watching(work, Daemon(model(framework=torch), model(name="other", framework=torch)))
 
 
-def test_a_change_while_the_daemon_is_asked_makes_the_next_request_ask_again() -> None:
+def test_a_change_while_the_daemon_is_asked_has_it_asked_again_for_who_waits() -> None:
     async def work(known: Deployments, daemon: Daemon, clock: Clock) -> None:
         del clock
         asked, answer, show = asyncio.Event(), asyncio.Event(), daemon.show
@@ -377,14 +377,21 @@ def test_a_change_while_the_daemon_is_asked_makes_the_next_request_ask_again() -
             return found
 
         daemon.show = slow  # type: ignore[method-assign]
+        answer.set()
+        assert (await known.of("m")).threads != 3
+        known._mark(("m",))
+        asked.clear()
+        answer.clear()
         asking = asyncio.ensure_future(known.of("m"))
         await asked.wait()
+        assert known.current("m") is None, "a request gets what was before the change that another one asks about"
         daemon.models["m"] = model(framework={"name": "torch"}, predictor={"threads": 3})
         known._mark(("m",))
         answer.set()
-        await asking
-        assert known.current("m") is None
-        assert (await known.of("m")).threads == 3
+        found = await asking
+        assert found.threads == 3
+        assert known.current("m") is found
+        assert daemon.asked == 3
 
     watching(work, Daemon(model(framework={"name": "torch"})))
 

@@ -23,8 +23,13 @@ class Daemon:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[ModelChange | Exception] = asyncio.Queue()
+        self.confirmed: list[int] = []
 
-    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+    async def confirm_models(self, change: ModelChange) -> None:
+        await asyncio.sleep(0)
+        self.confirmed.append(change.sequence)
+
+    async def watch_models(self, watcher: str = "") -> AsyncGenerator[ModelChange, None]:
         while True:
             found = await self.queue.get()
             if isinstance(found, Exception):
@@ -119,3 +124,25 @@ def test_a_watch_goes_on_after_an_error_of_another_kind(
 
     watched(monkeypatch, work)
     assert [each.levelname for each in caplog.records if each.name.endswith("model_watch")] == ["ERROR", "WARNING"]
+
+
+def test_changes_are_confirmed_once_they_were_reported_and_the_last_one_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(daemon: Daemon, watch: ModelWatch, seen: list[Any]) -> None:
+        del watch
+        for sequence in range(4):
+            await daemon.queue.put(ModelChange(("a",), all=False, outside=False, watch=1, sequence=sequence))
+        await until(lambda: daemon.confirmed[-1:] == [3])
+        assert len(seen) == 5
+        assert daemon.confirmed == sorted(daemon.confirmed)
+
+    watched(monkeypatch, work)
+
+
+def test_a_daemon_that_numbers_no_watch_gets_no_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(daemon: Daemon, watch: ModelWatch, seen: list[Any]) -> None:
+        for each in (change(), change("a")):
+            await daemon.queue.put(each)
+        await until(lambda: len(seen) == 3)
+        assert (daemon.confirmed, watch._confirming) == ([], None)
+
+    watched(monkeypatch, work)

@@ -105,7 +105,7 @@ class Daemon:
     async def unpin(self, name: str, place: str) -> None:
         self.did.append(("unpin", name, place))
 
-    async def watch_models(self) -> AsyncGenerator[ModelChange, None]:
+    async def watch_models(self, watcher: str = "") -> AsyncGenerator[ModelChange, None]:
         yield ModelChange((), all=False, outside=False)
         await asyncio.sleep(60)
 
