@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class Other:
         path: Where it takes requests for the model `dense`.
         speaks_v2: Whether it takes those of the Open Inference Protocol; else `{"x": ...}` for `{"y": ...}`.
         command: From Python's path, a folder of its own, the weights and a port.
+        shares: Whether it has the packages of this environment beside its own: both sides run the same framework.
     """
 
     name: str
@@ -51,11 +53,17 @@ class Other:
     path: str
     speaks_v2: bool
     command: Callable[[Path, Path, Path, int], Sequence[str]]
+    shares: bool = False
 
 
 def _litserve(python: Path, folder: Path, weights: Path, port: int) -> Sequence[str]:
     del folder
     return run_module("trims_bench.others.litserve_app", str(weights), str(port), python=python)
+
+
+def _litserve_folder(python: Path, folder: Path, weights: Path, port: int) -> Sequence[str]:
+    del folder
+    return run_module("trims_bench.others.litserve_folder", str(weights), str(port), python=python)
 
 
 def _mlserver(python: Path, folder: Path, weights: Path, port: int) -> Sequence[str]:
@@ -68,6 +76,8 @@ def _mlserver(python: Path, folder: Path, weights: Path, port: int) -> Sequence[
 
 
 LITSERVE = Other("LitServe", ("litserve==0.2.19", "numpy"), "/predict", False, _litserve)
+#: The same with the folder of a Hugging Face model for weights, two workers and a thread for each.
+LITSERVE_FOLDER = Other("LitServe", ("litserve==0.2.19",), "/predict", False, _litserve_folder, shares=True)
 #: MLServer with an older uvloop: with a newer one the workers of MLServer 1.7.1 end as they begin.
 MLSERVER = Other("MLServer", ("mlserver==1.7.1", "uvloop<0.22"), "/v2/models/dense/infer", True, _mlserver)
 
@@ -95,6 +105,10 @@ def install(other: Other, folder: Path) -> Path:
     uv = shutil.which("uv")
     tool = [uv, "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
     _do([*tool, "--quiet", *other.requirements], other)
+    if other.shares:
+        folder_of = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        path = folder / "lib" / folder_of / "site-packages" / "shared.pth"
+        path.write_text(f"{sysconfig.get_path('purelib')}\n")
     return python
 
 
@@ -109,8 +123,16 @@ def _do(command: Sequence[str], other: Other) -> None:
 
 
 @contextlib.contextmanager
-def serving(other: Other, python: Path, folder: Path, weights: Path) -> Iterator[str]:
-    """A server for the length of a `with` block; yields the URL that takes requests. Raises OtherMissingError."""
+def serving(other: Other, python: Path, folder: Path, weights: Path, workers: int = 1) -> Iterator[str]:
+    """A server for the length of a `with` block; yields the URL that takes requests. Raises OtherMissingError.
+
+    Args:
+        other: The server.
+        python: Of its environment.
+        folder: Of its own.
+        weights: File or folder of its model.
+        workers: Processes that answer, where the server takes a number; they divide the processors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     log = folder / "log"
@@ -118,7 +140,7 @@ def serving(other: Other, python: Path, folder: Path, weights: Path) -> Iterator
         process = subprocess.Popen(
             other.command(python, folder, weights, port),
             cwd=folder,
-            env=_environment(),
+            env={**_environment(), "WORKERS": str(workers)},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

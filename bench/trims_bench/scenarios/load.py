@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from trims_bench.child import call
-from trims_bench.endpoint import EndpointError, EndpointProcess, as_inputs, in_binary
+from trims_bench.endpoint import EndpointProcess, as_inputs, in_binary
+from trims_bench.loads import load_of, ns_of, requests_to, target
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, share
 from trims_bench.models import TORCH, inputs, manifest
 from trims_bench.scenarios import Part
@@ -41,37 +41,6 @@ _LATE = "requests that the load generator sends late while the endpoint stands s
 _TOGETHER = "answers to clients that ask at once, each by a predictor of its own, against one client alone"
 _MANY = "30 models of 87 MiB behind the endpoint, memory for 12, Zipf 1.0, 8 clients: requests over a load for each"
 _NAME, _WIDTH = "dense", 64
-
-
-def _target(url: str, models: Mapping[str, tuple[bytes, dict[str, str]]]) -> Target:
-    """Return the target of a generator: one request for each model, with its name in the path of the URL."""
-    from trims_predictors.workloads.order import Server, http_request
-    from trims_predictors.workloads.scenarios import Target
-
-    parts = urlsplit(url)
-    requests = [
-        http_request(parts.path.replace("MODEL", name), parts.netloc, body, headers)
-        for name, (body, headers) in models.items()
-    ]
-    return Target(Server(parts.hostname or "", parts.port or 0), list(models), requests)
-
-
-def _at(endpoint: EndpointProcess, models: Mapping[str, tuple[bytes, dict[str, str]]]) -> Target:
-    return _target(f"http://127.0.0.1:{endpoint.port}/v2/models/MODEL/infer", models)
-
-
-def _made(scenario: str, target: Target, **options: object) -> Workload:
-    from trims_predictors.workloads.scenarios import choose, run_scenario
-
-    return run_scenario(choose(scenario, options), target)
-
-
-def _ns(found: Workload, name: str) -> int:
-    """Nanoseconds of a percentile. Raises EndpointError if nothing was answered."""
-    if found.latency is None:
-        raise EndpointError(f"no request was answered: {dict(found.errors)}")
-    seconds: float = getattr(found.latency, name)
-    return max(1, round(seconds * 1e9))
 
 
 def _answered(what: str, loads: Sequence[Workload]) -> Comparison:
@@ -168,7 +137,7 @@ def _ours(setup: Setup, daemon: DaemonProcess, expected: list[float]) -> Workloa
     with EndpointProcess(daemon.runtime_dir, "--hot-spares", "0") as endpoint:
         _, content = endpoint.infer(_NAME, {"x": ("FP32", (1, _WIDTH), struct.pack("<f", 0.5) * _WIDTH)})
         _compare("trims", list(struct.unpack(f"<{len(content) // 4}f", content)), expected)
-        return _asked(setup, _at(endpoint, {_NAME: _in_json()}))
+        return _asked(setup, requests_to(endpoint, {_NAME: _in_json()}))
 
 
 def _other(setup: Setup, other: Other, python: Path, folder: Path, weights: Path) -> Workload:
@@ -179,12 +148,12 @@ def _other(setup: Setup, other: Other, python: Path, folder: Path, weights: Path
         with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:  # noqa: S310 - our own
             told = json.loads(answer.read())
         _compare(other.name, told["outputs"][0]["data"] if other.speaks_v2 else told["y"][0], _expected(weights))
-        return _asked(setup, _target(url, {_NAME: (body, headers)}))
+        return _asked(setup, target(url, {_NAME: (body, headers)}))
 
 
 def _asked(setup: Setup, target: Target) -> Workload:
-    _made("closed", target, concurrency=_CONNECTIONS, duration=setup.seconds(1.0, 0.2))  # code paths get warm
-    return _made("closed", target, concurrency=_CONNECTIONS, duration=setup.seconds(5.0, 0.5))
+    load_of("closed", target, concurrency=_CONNECTIONS, duration=setup.seconds(1.0, 0.2))  # code paths get warm
+    return load_of("closed", target, concurrency=_CONNECTIONS, duration=setup.seconds(5.0, 0.5))
 
 
 def _compare(name: str, found: Sequence[float], expected: Sequence[float]) -> None:
@@ -226,15 +195,15 @@ def late(setup: Setup) -> Figure:
         _dense(setup) as (_, _, daemon),
         EndpointProcess(daemon.runtime_dir, "--hot-spares", "0", "--queue", "10000") as endpoint,
     ):
-        target = _at(endpoint, {_NAME: _in_json()})
+        target = requests_to(endpoint, {_NAME: _in_json()})
         turns = range(setup.repeats(5))
-        opened = [_stalled(setup, endpoint.pid, partial(_made, "poisson", target, rate=_RATE)) for _ in turns]
-        closed = [_stalled(setup, endpoint.pid, partial(_made, "closed", target)) for _ in turns]
-        quicker = [] if setup.quick else [_made("poisson", target, rate=rate, duration=6.0) for rate in _RATES]
+        opened = [_stalled(setup, endpoint.pid, partial(load_of, "poisson", target, rate=_RATE)) for _ in turns]
+        closed = [_stalled(setup, endpoint.pid, partial(load_of, "closed", target)) for _ in turns]
+        quicker = [] if setup.quick else [load_of("poisson", target, rate=rate, duration=6.0) for rate in _RATES]
     counts = Samples("requests", [each.requests for each in opened], "requests")
     worst = max(each.late_share for each in opened) * 100
     p99 = [
-        Samples(what, [_ns(each, "p99") for each in loads]) for what, loads in (("open", opened), ("closed", closed))
+        Samples(what, [ns_of(each, "p99") for each in loads]) for what, loads in (("open", opened), ("closed", closed))
     ]
     compared = [
         Comparison("sent more than 1 ms late while it stands still, worst turn", worst, "%", Bar("<=", 1.0), (counts,)),
@@ -283,14 +252,14 @@ def together(setup: Setup) -> Figure:
             given = manifest(name, "resnet50", TORCH, small=setup.quick)
             daemon.register({**given, "predictor": {"instances": most, "hot": 0, **threads}})
             daemon.load(name, place="cpu")
-            _made("closed", _at(endpoint, {name: asked}), concurrency=most, duration=0.5)
+            load_of("closed", requests_to(endpoint, {name: asked}), concurrency=most, duration=0.5)
         endpoint.await_calm()
         for _ in range(setup.repeats(5)):
             for count in clients_at_once:
                 for name in ("divided", "stated"):
                     seconds = setup.seconds(5.0, 0.5)
-                    load = _made("closed", _at(endpoint, {name: asked}), concurrency=count, duration=seconds)
-                    taken.setdefault((name, count), []).append(_ns(load, "p50"))
+                    load = load_of("closed", requests_to(endpoint, {name: asked}), concurrency=count, duration=seconds)
+                    taken.setdefault((name, count), []).append(ns_of(load, "p50"))
     return Figure("together", _TOGETHER, [*_at_once(taken, clients_at_once)], [_TOGETHER_NOTE])
 
 
@@ -327,7 +296,7 @@ def many_models(setup: Setup) -> Figure:
         fresh = _fresh(models, at_once, setup.size(32, 2))
     compared = [_answered("answered, of all", loads)]
     for name, percentile, bar in (("p99", 0.99, Bar(">=", 8.0)), ("p50", 0.5, None)):
-        ours = Samples(f"trims, {name}", [_ns(each, name) for each in loads])
+        ours = Samples(f"trims, {name}", [ns_of(each, name) for each in loads])
         for of, values, limit in (("fresh process", fresh, bar), ("imported", imported, None)):
             theirs = Samples(of, [Samples(of, values).percentile(percentile)])
             compared.append(
@@ -351,10 +320,10 @@ def _ours_of_many(
         for model in models:
             found = mean_of(*endpoint.infer(model.name, given))
             assert abs(found - model.answer) < TOLERANCE, f"{model.name} gave {found}, not {model.answer}"
-        target = _at(endpoint, {model.name: in_binary(given) for model in models})
+        target = requests_to(endpoint, {model.name: in_binary(given) for model in models})
         popular = f"zipf:{_ZIPF}"
         return [
-            _made("closed", target, concurrency=at_once, duration=seconds, popularity=popular, seed=seed)
+            load_of("closed", target, concurrency=at_once, duration=seconds, popularity=popular, seed=seed)
             for seed in range(setup.repeats(5))
         ]
 
