@@ -76,7 +76,7 @@ def _mlserver(python: Path, folder: Path, weights: Path, port: int) -> Sequence[
 
 
 LITSERVE = Other("LitServe", ("litserve==0.2.19", "numpy"), "/predict", False, _litserve)
-#: The same with the folder of a Hugging Face model for weights, two workers and a thread for each.
+#: LitServe with the folder of a Hugging Face model for weights.
 LITSERVE_FOLDER = Other("LitServe", ("litserve==0.2.19",), "/predict", False, _litserve_folder, shares=True)
 #: MLServer with an older uvloop: with a newer one the workers of MLServer 1.7.1 end as they begin.
 MLSERVER = Other("MLServer", ("mlserver==1.7.1", "uvloop<0.22"), "/v2/models/dense/infer", True, _mlserver)
