@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import threading
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -261,9 +262,18 @@ def _event(environ: Mapping[str, Any]) -> Any:
     return parse_event(environ["wsgi.input"].read(length))
 
 
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number that JSON has; write null, or text")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
 def parse_event(text: bytes) -> Any:
     """Parse JSON as an event; empty text is None. Raises CallerError."""
     try:
-        return json.loads(text) if text.strip() else None
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite) if text.strip() else None
     except (ValueError, RecursionError) as error:
         raise CallerError(f"the event is no JSON: {error}") from error

@@ -37,7 +37,7 @@ from trims_client.weights import Weights, warn_unclosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
-    from typing import Literal
+    from typing import Literal, NoReturn
 
     from typing_extensions import Self
 
@@ -83,6 +83,10 @@ class Session:
             memory when the image is brought there: about a second later, at the same addresses, under running readers.
             `Weights.place` says so then. False keeps them where they were granted.
     """
+
+    def __reduce__(self) -> NoReturn:
+        """Raise NotSupportedError, for `pickle` and `copy`."""
+        raise NotSupportedError("a session belongs to its process; call trims.connect() in the other process")
 
     def __init__(
         self,

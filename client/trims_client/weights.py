@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from trims.core.errors import CallerError, ClosedError, NotSupportedError
 from trims.core.layout import DTYPE_BYTES
@@ -97,6 +97,13 @@ class Weights(Mapping[str, "NDArray[Any]"]):
             has `allow_pickle: true`, so that programs in the image may be run.
         foreign: Address of an image that others made, and to whose code the manifest does not consent; else empty.
     """
+
+    def __reduce__(self) -> NoReturn:
+        """Raise NotSupportedError, for `pickle` and `copy`."""
+        raise NotSupportedError(
+            f"weights are mapped in one process: open {self.name!r} by its name in the other one; "
+            "numpy.array(weights[name]) is a copy of a tensor"
+        )
 
     def __init__(
         self,

@@ -108,6 +108,15 @@ def _command_in(words: Sequence[str]) -> str | None:
     return None
 
 
+def _parser_of(parser: argparse.ArgumentParser, command: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a command; that of all commands for one that is none."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+            found: argparse.ArgumentParser = action.choices[command]
+            return found
+    return parser
+
+
 def _group(title: str, commands: Commands, *registers: Callable[[Commands], None]) -> str:
     """Register commands; returns their part of the help, in lines of at most 80 columns."""
     before = len(commands._choices_actions)
@@ -133,8 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"trims {trims.__version__}\n")
             return 0
         _name_unknown_variables()
-        parser = build_parser(_command_in(words))
-        options = parser.parse_args(words)
+        command = _command_in(words)
+        parser = build_parser(command)
+        options, unknown = parser.parse_known_args(words)
+        if unknown:  # with the usage of the command, which has its flags
+            _parser_of(parser, command).error(f"unrecognized arguments: {' '.join(unknown)}")
         if options.command is None:
             parser.print_help()
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def manifest_for(artifact: Path, name: str | None, options: Mapping[str, Any] = 
     """
     check_text(artifact)
     if not artifact.exists():
-        raise ArtifactNotFoundError(f"{artifact} does not exist")
+        raise ArtifactNotFoundError(f"{artifact} does not exist{spelled_alike(artifact)}")
     if artifact.is_dir() and is_model_folder(artifact):
         _refuse(options, _OF_CHECKPOINTS, f"{artifact} is the folder of a Hugging Face model")
         return _for_model_folder(artifact.absolute(), name, options)
@@ -109,6 +110,18 @@ def check_text(path: Path) -> None:
             f"the path {str(path)!r} is not UTF-8, which names in manifests and messages are; rename the file or "
             "folder, or make a link with another name"
         ) from error
+
+
+def spelled_alike(path: Path) -> str:
+    """Return a hint at a file whose name looks the same in another normal form of Unicode; empty if there is none."""
+    form = unicodedata.normalize("NFC", path.name)
+    try:
+        alike = [each.name for each in path.parent.iterdir() if unicodedata.normalize("NFC", each.name) == form]
+    except OSError:
+        return ""
+    if not alike:
+        return ""
+    return f"; {alike[0]!a} is there, whose letters are written in another form of Unicode: name it as it is"
 
 
 def _name_for(main: Path) -> str:

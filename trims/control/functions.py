@@ -9,7 +9,7 @@ import ast
 import os
 from typing import TYPE_CHECKING, Any
 
-from trims.control.artifacts import check_text, manifest_for
+from trims.control.artifacts import check_text, manifest_for, spelled_alike
 from trims.core.errors import ArtifactNotFoundError, CallerError
 from trims.core.functions import FORMS
 
@@ -71,10 +71,12 @@ def check_handler(file: Path, handler: str) -> None:
 
     Raises ArtifactNotFoundError, CallerError.
     """
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise CallerError(f"{file} cannot be read: it is no file; name the Python file that has the function")
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except FileNotFoundError as error:
-        raise ArtifactNotFoundError(f"{file} does not exist") from error
+        raise ArtifactNotFoundError(f"{file} does not exist{spelled_alike(file)}") from error
     except OSError as error:
         raise CallerError(f"{file} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError, RecursionError) as error:

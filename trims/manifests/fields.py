@@ -27,6 +27,8 @@ _WORDS = {
     inspect.DictType: "a mapping with text keys",
 }
 _BY_MSGSPEC = ("Expected ", "Number out of range", "Invalid ")
+#: Letters of a text that an error names the length of.
+_LONG = 80
 #: `package.module:function`, or a class.
 CALL = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z"
 
@@ -135,7 +137,8 @@ class _Reading:
             words = _words(fields[missing[1]])
             return ManifestError(f"{self._place(path)}: the field {missing[1]!r} is missing; write {words}")
         if what.startswith(_BY_MSGSPEC):
-            what = f"is {value!r:.80}; write {_words(kind)}"
+            length = f" of {len(value)} letters" if isinstance(value, str) and len(value) > _LONG else ""
+            what = f"is {value!r:.80}{length}; write {_words(kind)}"
         return ManifestError(f"{self._place(path)}: {what}")
 
     def _place(self, path: str) -> str:

@@ -56,6 +56,8 @@ def text_of_version(raw: object, where: str) -> str:
 
 
 def _version(raw: object, where: str) -> str:
+    if raw == "":
+        raise ManifestError(f"{where}: is empty; write a version such as '1.0', or leave it out")
     return text_of_version(raw, where.removesuffix(": version")) or "0.0.0"
 
 
@@ -199,7 +201,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """One model."""
 
     name: Annotated[
-        str, matching(_NAME, "letters, digits, '.', '_' and '-'", "What the model is opened as; case counts.")
+        str, matching(_NAME, "up to 128 letters, digits, '.', '_' and '-'", "What the model is opened as; case counts.")
     ]
     artifact: ArtifactSource
     version: Annotated[

@@ -66,10 +66,22 @@ def new_context(parent: SpanContext | None) -> SpanContext:
 
 def parse_context(text: object) -> SpanContext | None:
     """Return the context in a `traceparent`; None if it is none, or says that the trace is not recorded."""
+    found = _fields(text)
+    return None if found is None or not int(found[2], 16) & _SAMPLED else SpanContext(found[0], found[1])
+
+
+def trace_of(text: object) -> str:
+    """Return the trace id in a `traceparent`, recorded or not; empty if that is none."""
+    found = _fields(text)
+    return "" if found is None else found[0]
+
+
+def _fields(text: object) -> tuple[str, str, str] | None:
+    """Return the trace, the span and the flags of a `traceparent`; None if it is none."""
     found = _FORM.match(text) if isinstance(text, str) and len(text) < 1000 else None
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()
     if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
         return None
-    return SpanContext(trace_id, span_id) if int(flags, 16) & _SAMPLED else None
+    return trace_id, span_id, flags

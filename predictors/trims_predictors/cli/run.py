@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from trims_predictors.cli.run_request import MakeInputs, Ran
+    from trims_predictors.cli.run_request import HttpEndpoint, MakeInputs, Ran
     from trims_predictors.tensors import Tensor
 
 #: Elements that are printed in full; larger tensors by their ends.
 _MOST_ELEMENTS = 64
 _MOST_LETTERS = 500
+#: Tasks whose answers come in parts.
+_GENERATING = ("text-generation", "text2text-generation")
 _STARTS = ("process", "connect", "open", "import", "load")
 _STAGES = ("queue", "input", "preprocess", "predict", "postprocess", "output", "run")
 _INPUT = (
@@ -35,7 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "ask a model once, through the endpoint or by a process of its own"
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("model", help="a registered model, or an address (hf://org/name), which is added first")
-    run.add_argument("input", nargs="+", help=_INPUT)
+    run.add_argument("input", nargs="*", help=f"{_INPUT}; none: a request for each line of standard input")
     add_request_options(run)
     run.set_defaults(run=_run)
 
@@ -51,15 +53,36 @@ def add_request_options(run: argparse.ArgumentParser) -> None:
     add_environments(run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
+    options.model = registered(options.model, options.runtime_dir, quiet=options.json)
+    if options.input:
+        _run_once(options, options.input)
+        return 0
+    from trims_predictors.cli.run_lines import Conversation, answer_lines
+
+    endpoint = None if options.json or not _generates(options) else endpoint_of(options)
+    if endpoint is not None:
+        return answer_lines(Conversation(endpoint, options.model).answer)
+    return answer_lines(lambda line: _run_once(options, [line]))
+
+
+def _generates(options: argparse.Namespace) -> bool:
+    """Return whether a model answers a text with text, part by part."""
+    from trims.control import admin
+
+    with admin(options.runtime_dir) as daemon:
+        manifest = daemon.show(options.model).manifest
+    return manifest.get("artifact", {}).get("options", {}).get("task") in _GENERATING
+
+
+def _run_once(options: argparse.Namespace, given: list[str]) -> None:
     from trims.cli.output import say_json
     from trims.core.errors import CallerError, PredictorError
     from trims_predictors.cli.run_inputs import RunInputs
 
-    options.model = registered(options.model, options.runtime_dir, quiet=options.json)
     inputs = RunInputs(options.model, options.dtype)
     try:
-        found = ask(options, lambda types: inputs.read(options.input, types))
+        found = ask(options, lambda types: inputs.read(given, types))
     except (CallerError, PredictorError) as error:
         if not inputs.guessed:
             raise
@@ -94,27 +117,38 @@ def registered(model: str, runtime_dir: str | None, *, quiet: bool = False) -> s
         return daemon.add(model, name=name_for(model), on_progress=shown).name
 
 
-def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
-    """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises."""
-    from trims.cli.output import note
-    from trims.core.errors import ConfigError, DaemonAwayError
-    from trims.environments.environment_store import EnvironmentStore
-    from trims.formats.conversion.interpreter_selection import InterpreterSelection
+def endpoint_of(options: argparse.Namespace) -> HttpEndpoint | None:
+    """Return the endpoint that options name, else the daemon's; None if there is none, or `--endpoint none`."""
+    from trims.core.errors import ConfigError
     from trims.wire.address import default_runtime_dir
     from trims.wire.endpoint_file import read_address
-    from trims_predictors.cli.endpoint import environments_dir_of, environments_in
-    from trims_predictors.cli.run_request import Away, HttpEndpoint, run_alone
+    from trims_predictors.cli.run_request import HttpEndpoint
     from trims_predictors.endpoint.settings import read_token
 
     if not 0 < options.deadline_s < math.inf:
         raise ConfigError(f"--deadline-s is {options.deadline_s:g}; it must be more than 0 seconds")
-    runtime_dir = options.runtime_dir or default_runtime_dir()
-    found = read_address(runtime_dir) if options.endpoint is None else None
+    found = read_address(options.runtime_dir or default_runtime_dir()) if options.endpoint is None else None
     url = options.endpoint or (found.url if found is not None else "none")
-    if url != "none":
-        token = None if options.token_file is None else read_token(options.token_file)
+    if url == "none":
+        return None
+    token = None if options.token_file is None else read_token(options.token_file)
+    return HttpEndpoint(url, token, options.certificate, options.deadline_s)
+
+
+def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
+    """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises."""
+    from trims.cli.output import note
+    from trims.core.errors import DaemonAwayError
+    from trims.environments.environment_store import EnvironmentStore
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
+    from trims.wire.address import default_runtime_dir
+    from trims_predictors.cli.endpoint import environments_dir_of, environments_in
+    from trims_predictors.cli.run_request import Away, run_alone
+
+    runtime_dir = options.runtime_dir or default_runtime_dir()
+    endpoint = endpoint_of(options)
+    if endpoint is not None:
         try:
-            endpoint = HttpEndpoint(url, token, options.certificate, options.deadline_s)
             return endpoint.run(options.model, make, options.deadline_s)
         except Away as error:
             if options.endpoint is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import ssl
@@ -24,10 +25,11 @@ from trims.core.errors import (
 )
 from trims.manifests.serving import TensorType
 from trims.trace.spans import deepest, traceparent, tracestate
+from trims_predictors.cli.run_lines import event_of
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims_predictors.tensors import Tensor
@@ -110,15 +112,28 @@ class HttpEndpoint:
                 f"what listens at {self._url} is no endpoint of trims; name another one (--endpoint URL), or none"
             ) from error
 
+    def events(self, path: str, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the server-sent events that answer an order, each as it comes. Raises as `run`."""
+        body = json.dumps(order).encode()
+        with self._opened(path, body, {"Content-Type": "application/json"}) as answer:
+            for line in answer:
+                if (found := event_of(line)) is not None:
+                    yield found
+
     def _ask(
         self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, str | None]:
+        with self._opened(path, body, headers) as answer:
+            return answer.read(), answer.headers.get(HEADER_LENGTH)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Iterator[Any]:
         request = urllib.request.Request(  # noqa: S310 - its scheme was checked
             f"{self._url}{path}", body, {**self._headers, **(headers or {}), **_trace_headers()}
         )
         try:
             with self._opener.open(request, timeout=self._deadline_s) as answer:
-                return answer.read(), answer.headers.get(HEADER_LENGTH)
+                yield answer
         except urllib.error.HTTPError as error:
             with error:
                 raise _error_of(error.code, error.read()) from error
@@ -163,7 +178,8 @@ def request_body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[b
 
 def _error_of(status: int, body: bytes) -> TrimsError:
     try:
-        message = str(json.loads(body)["error"])
+        error = json.loads(body)["error"]
+        message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         message = f"the endpoint answered with status {status}"
     if status == 401:

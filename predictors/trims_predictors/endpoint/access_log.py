@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from trims.logs import about, begin_about
+from trims.trace.context import trace_of
 from trims_predictors.trace_context import TRACEPARENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID = "x-request-id"
 _log = logging.getLogger(__name__)
 _GIVEN = re.compile(r"[\w.:@/+=-]{1,128}\Z", re.ASCII)
-_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")
 #: Status of this task's call: one name, in a list because the task's callback sees it, too.
 _status: ContextVar[list[str] | None] = ContextVar("trims_grpc_status", default=None)
 #: Letters of a path in a line of the log, at most.
@@ -37,8 +37,7 @@ def request_id(given: str, traceparent: str) -> str:
     """Return the id of a request, from what its client said of it; empty text where it said nothing."""
     if _GIVEN.match(given):
         return given
-    traced = _TRACE.match(traceparent)
-    return traced[1] if traced is not None else secrets.token_hex(8)
+    return trace_of(traceparent) or secrets.token_hex(8)
 
 
 class RequestLog:
@@ -58,8 +57,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        said = {name: value for name, value in scope["headers"] if name in (b"x-request-id", b"traceparent")}
-        given, traced = (said.get(name, b"").decode("latin-1") for name in (b"x-request-id", b"traceparent"))
+        said = [each for each in scope["headers"] if each[0] in (b"x-request-id", b"traceparent")]
+        given, traced = (_only(said, name) for name in (b"x-request-id", b"traceparent"))
         number, seen = request_id(given, traced), _Seen()
 
         async def send_on(message: Message) -> None:
@@ -76,6 +75,12 @@ class RequestLog:
             finally:
                 if self._lines:
                     _tell_http(scope, seen)
+
+
+def _only(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:
+    """Return the value of a header; empty if it is not there, or there twice."""
+    values = [value for name, value in headers if name == wanted]
+    return values[0].decode("latin-1") if len(values) == 1 else ""
 
 
 class _Seen:

@@ -36,6 +36,10 @@ LISTED_TRACES, MOST_LISTED_TRACES = 50, 500
 _TRACE_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
+#: Ids of evaluations, and their beginnings.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
     """Order of an evaluation as clients give it."""
 
@@ -291,6 +295,10 @@ def _words(order: Mapping[str, Any]) -> tuple[str, list[str], list[str], str]:
         raise CallerError(f"the order of an evaluation is wrong: {error}") from error
     if bool(asked.model) == bool(asked.resume):
         raise CallerError("name the `model` to evaluate, or with `resume` the id of the evaluation to go on with")
+    if asked.resume and not _ID.match(asked.resume):
+        raise CallerError(
+            f"'resume' is {asked.resume!r:.80}; write the id of an evaluation (`trims report` lists them)"
+        )
     lists = {"--from": asked.tiers, "--how": asked.ways, "--batch": asked.batches}
     options = [f"{name}={','.join(map(str, values))}" for name, values in lists.items() if values is not None]
     words = {"--repeat": asked.repeat, "--idle": asked.idle, "--level": asked.level}

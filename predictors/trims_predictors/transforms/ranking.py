@@ -62,7 +62,7 @@ def order(array: Array, *, axis: int, descending: bool) -> Array:
 def read_labels(path: str) -> Array:
     """The lines of a UTF-8 file as `bytes` objects. Raises NotSupportedError if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows put a mark before the first line
             lines = [line.rstrip("\r\n").encode() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise NotSupportedError(

@@ -75,6 +75,14 @@ def test_an_error_is_one_sentence_and_a_status(
     assert (printed.out, printed.err) == ("", told)
 
 
+def test_a_flag_that_a_command_has_not_is_refused_with_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, usage in ((["list", "--nope"], "usage: trims list "), (["--nope"], "usage: trims ")):
+        with pytest.raises(SystemExit) as ended:
+            command.main(words)
+        printed = capsys.readouterr().err
+        assert (ended.value.code, printed.startswith(usage), "--nope" in printed) == (2, True, True)
+
+
 def test_a_defect_of_a_command_is_not_hidden(plugin: list[object]) -> None:
     plugin.append(runs(raises(ZeroDivisionError("a bug"))))
     with pytest.raises(ZeroDivisionError):

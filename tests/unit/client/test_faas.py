@@ -250,3 +250,9 @@ def test_an_answer_that_json_cannot_hold_is_told_with_the_remedy() -> None:
 def test_nothing_is_the_event_none() -> None:
     assert parse_event(b" \n") is None
     assert parse_event(b"0") == 0
+
+
+@pytest.mark.parametrize("text", [b"NaN", b'{"a": [Infinity]}', b"-Infinity", b"[1e999]", b"-1e999"])
+def test_numbers_that_json_has_not_are_no_event(text: bytes) -> None:
+    with pytest.raises(CallerError, match="no number that JSON has"):
+        parse_event(text)

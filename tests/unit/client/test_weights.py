@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +185,9 @@ def test_every_dtype_has_one_of_numpy_of_its_size_and_an_unknown_one_is_named(
     assert numpy_dtype("F32") == np.float32
     with pytest.raises(NotSupportedError, match="ml_dtypes"):
         numpy_dtype("BF16")
+
+
+@pytest.mark.parametrize("what", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_weights_are_opened_by_name_in_another_process_and_not_copied(path: Path, what: Callable[..., object]) -> None:
+    with Weights.map_file(path) as weights, pytest.raises(NotSupportedError, match="by its name"):
+        what(weights)

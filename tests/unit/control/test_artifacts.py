@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import string
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,12 @@ def test_an_architecture_without_a_task_needs_one(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="--task"):
         manifest_for(tmp_path, None)
     assert manifest_for(tmp_path, None, {"task": "fill-mask"})["artifact"]["options"] == {"task": "fill-mask"}
+
+
+@pytest.mark.parametrize(("there", "named"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_name_in_another_form_of_unicode_is_named_as_it_is(tmp_path: Path, there: str, named: str) -> None:
+    name = "mod\u00e8le.npz"
+    made(tmp_path / unicodedata.normalize(there, name))  # type: ignore[arg-type]
+    with pytest.raises(ArtifactNotFoundError) as caught:
+        manifest_for(tmp_path / unicodedata.normalize(named, name), None)  # type: ignore[arg-type]
+    assert ascii(unicodedata.normalize(there, name)) in str(caught.value)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -114,3 +115,9 @@ def test_a_path_is_written_without_the_way_to_it(file: Path, monkeypatch: pytest
 def test_a_form_that_there_is_not_is_refused(file: Path) -> None:
     with pytest.raises(CallerError, match="--as is 'tensorflow'"):
         function_manifest(file, model(), form="tensorflow")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.py")
+    with pytest.raises(CallerError, match="is no file"):
+        check_handler(folder / "pipe.py", "handler")

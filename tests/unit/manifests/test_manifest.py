@@ -50,7 +50,9 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
         ("name", "../up", "name"),
         ("name", "", "name"),
         ("name", 5, "name"),
+        ("name", "a" * 129, "129 letters"),
         ("version", "1/0", "write letters, digits"),
+        ("version", "", "empty"),
         ("version", 1.0, "quote it"),
         ("surprise", 1, "surprise"),
         ("framework", {"name": "caffe"}, "torch"),
@@ -135,7 +137,7 @@ def test_shipped_manifests_parse_and_fit_the_schema(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [with_field("surprise", 1), with_field("name", "up/per"), with_field("artifact.path", 3),
+    [with_field("surprise", 1), with_field("name", "up/per"), with_field("version", ""), with_field("artifact.path", 3),
      with_field("residency.persist", "maybe"), with_field("framework", {"name": "caffe"}), {"name": "m"}],
 )  # fmt: skip
 def test_the_schema_refuses_what_the_parser_refuses(wrong: dict[str, Any]) -> None:

@@ -84,7 +84,8 @@ class FileDigests:
         if stated_sha256 is not None and known.sha256 != stated_sha256:
             raise DigestMismatchError(
                 f"{file.resolve()}: sha256 is {known.sha256}, the manifest or the file's source states "
-                f"{stated_sha256}; remove that file and fetch it again, or correct the manifest"
+                f"{stated_sha256}; fetch that file again, or, if it was changed on purpose, register it as it is now "
+                "(`trims add PATH --replace`), or correct the manifest"
             )
         return known
 

@@ -17,7 +17,7 @@ import json
 import logging
 import resource
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,7 +26,7 @@ from trims_predictors.endpoint.http.heads import MOST_HEAD_BYTES, TOO_LARGE, Ref
 from trims_predictors.endpoint.status import RETRY_AFTER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -43,7 +43,7 @@ DRAIN_S = 10.0
 _AGAIN_S = 1.0
 #: Seconds until the looks whether a client that has closed its sending side still reads. A client that has closed all
 #: looks the same until something is written to it, and its request would be answered in vain.
-PROBES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+PROBES_S = (0.05, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: An answer before the answer, which clients of HTTP/1.1 skip (RFC 9110, 15.2): it asks for nothing new.
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Bytes of a head that are parsed before its length is checked again.
@@ -297,6 +297,8 @@ class ImpatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle: RequestResponseCycle = self.cycle
         cycle.transport = _Patient(self.transport, self.end)
+        if self.scope["http_version"] == "1.0":
+            cycle.send = _until_the_end(cycle)  # type: ignore[method-assign, assignment]
         self._in_head = False
         self._wait(SILENCE_S)
 
@@ -392,6 +394,23 @@ class ImpatientProtocol(HttpToolsProtocol):
         if self._in_head:
             return self._heard_s is not None and (cycle is None or cycle.response_complete)
         return cycle is not None and not cycle.response_started
+
+
+def _until_the_end(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """Return `send` of a request by HTTP/1.0, which has no chunks: an answer without a length ends its connection."""
+    send, unstated = cycle.send, False
+
+    async def send_plainly(message: Any) -> None:
+        nonlocal unstated
+        if message["type"] == "http.response.start":
+            unstated = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if unstated:
+                cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+        elif unstated and not message.get("more_body", False):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plainly
 
 
 class _Patient(asyncio.Transport):

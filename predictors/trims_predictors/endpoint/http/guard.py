@@ -28,6 +28,8 @@ _OWN_PAGE = ("same-origin", "none")
 #: Beginning of the names of headers that ask for something of trims, and of the paths that take them.
 _PREFIX, _FUNCTIONS = "trims-", "/functions/"
 _LISTED = ", ".join(HEADERS)
+#: Letters of a path: more than any with three names in it has.
+_MOST_PATH = 1024
 
 
 class Guard:
@@ -60,6 +62,10 @@ class Guard:
             return error_answer(request, 403, "requests from pages of other sites are not taken")
         # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
         path = request.scope["path"]
+        if "\0" in path or len(path) > _MOST_PATH:
+            return error_answer(
+                request, 400, f"the path has {len(path)} letters, or a zero byte; it may have {_MOST_PATH}, without one"
+            )
         return (None if is_open(path) else self._not_allowed(request)) or _unknown_header(request, path)
 
     def _not_allowed(self, request: Request) -> Response | None:

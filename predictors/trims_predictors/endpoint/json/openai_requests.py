@@ -184,10 +184,17 @@ def _is_same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
 
 
+#: Role of the model's own turns.
+_ASSISTANT = "assistant"
+
+
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise CallerError(f"'messages' holds {message!r:.80}; a message is an object with a 'role' and 'content'")
-    return {**message, "content": _content(message.get("content"))}
+    content = message.get("content")
+    if content is None and message["role"] == _ASSISTANT:  # a turn that only calls tools has none
+        return {**message, "content": ""}
+    return {**message, "content": _content(content)}
 
 
 def _content(content: Any) -> str:

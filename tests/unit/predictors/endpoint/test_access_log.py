@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.endpoint.access_log import RequestLog, begin_call, call_ends, request_id
+from trims_predictors.endpoint.access_log import RequestLog, _only, begin_call, call_ends, request_id
 
 from trims import logs
 
@@ -25,6 +25,10 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ("two words", TRACE, "0af7651916cd43dd8448eb211c80319c"),
         ("x" * 129, TRACE, "0af7651916cd43dd8448eb211c80319c"),
         ("a\nb", "no trace", None),
+        ("", f"ff{TRACE[2:]}", None),
+        ("", f"00-{'0' * 32}-b7ad6b7169203331-01", None),
+        ("", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01", None),
+        ("", f"{TRACE[:-2]}00", "0af7651916cd43dd8448eb211c80319c"),
         ("\u0663", "", None),
         ("", "", None),
     ],
@@ -33,6 +37,12 @@ def test_an_id_is_the_clients_or_its_traces_or_made_here(given: str, traced: str
     found = request_id(given, traced)
     assert found == expected if expected else len(found) == 16
     assert expected or found != request_id(given, traced)
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"x-request-id"])
+def test_a_header_that_is_there_twice_names_no_request(name: bytes) -> None:
+    assert _only([(name, b"one"), (b"host", b"x"), (name, b"one")], name) == ""
+    assert _only([(name, b"one"), (b"host", b"x")], name) == "one"
 
 
 def ask(path: str, *, lines: bool, headers: dict[str, str] | None = None, fails: bool = False) -> tuple[Any, Any]:

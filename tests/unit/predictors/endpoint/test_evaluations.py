@@ -93,6 +93,8 @@ def test_a_load_becomes_a_command_line() -> None:
         {"model": "m", "from": "cpu"},
         {"model": "m", "repeat": 1.5},
         {"model": "m", "resume": "1"},
+        {"resume": "../x"},
+        {"resume": "-x"},
     ],
 )
 def test_a_wrong_order_is_refused(wrong: dict[str, Any]) -> None:

@@ -51,6 +51,11 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
         GONE.append(gone.result()["type"])
         return
+    if scope["path"] == "/parts":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body[:2], "more_body": True})
+        await send({"type": "http.response.body", "body": body[2:]})
+        return
     if scope["path"] == "/late":
         await asyncio.sleep(1.0)
     if scope["path"] == "/fields":
@@ -146,6 +151,19 @@ def test_a_client_that_does_not_read_its_answer_is_let_go() -> None:
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         while GONE != ["http.disconnect"]:
             await asyncio.sleep(0.02)
+        writer.close()
+
+    _run(work)
+
+
+@pytest.mark.parametrize(("version", "chunked"), [(b"1.0", False), (b"1.1", True)])
+def test_an_answer_without_a_length_ends_a_connection_of_http_1_0(version: bytes, chunked: bool) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(b"POST /parts HTTP/%s\r\nhost: x\r\ncontent-length: 4\r\nconnection: close\r\n\r\nbody" % version)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in head) == chunked
+        assert body == (b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n" if chunked else b"body")
         writer.close()
 
     _run(work)

@@ -106,3 +106,8 @@ def test_a_function_takes_the_headers_that_are_named_in_the_refusal_of_others() 
     refused = ask("POST", "/functions/f", trims_dead_line="1")
     assert refused.status == 400
     assert all(each in refused.body.decode() for each in ("trims-dead-line", *known))
+
+
+@pytest.mark.parametrize("path", ["/v2/models/a\0b", f"/v2/models/{'a' * 5000}/infer", "/v1/evaluations/\0"])
+def test_a_path_that_no_name_makes_is_refused(path: str) -> None:
+    assert ask("GET", path).status == 400

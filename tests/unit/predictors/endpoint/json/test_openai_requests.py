@@ -80,6 +80,12 @@ def test_messages_may_come_in_pieces_of_text() -> None:
     assert json.loads(messages) == [{"role": "user", "content": "ab"}]
 
 
+def test_a_turn_of_the_model_may_have_no_content() -> None:
+    given = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": []}]
+    (messages,) = fields_of(read(CHAT, messages=given))["messages"]
+    assert [each["content"] for each in json.loads(messages)] == ["a", ""]
+
+
 @pytest.mark.parametrize(
     "messages",
     [
