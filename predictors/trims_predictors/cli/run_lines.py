@@ -6,11 +6,11 @@ one, and then each line has the lines before it and their answers. Other models 
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, DaemonAwayError, PredictorError, TrimsError
+from trims.core.errors import CallerError, DaemonAwayError, TrimsError
+from trims_predictors.cli.run_request import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,8 +78,6 @@ class Conversation:
 
     def answer(self, line: str) -> None:
         """Print the answer to a line as it comes. Raises what the endpoint reports, and forgets the line then."""
-        from trims_predictors.cli.run_request import Away
-
         try:
             self._answer(line)
         except Away as error:
@@ -118,21 +116,3 @@ class Conversation:
         asked = {"model": self._model, "prompt": line, "stream": True}
         for found in self._endpoint.events("/v1/completions", asked):
             yield from (choice.get("text") or "" for choice in found.get("choices", ()))
-
-
-def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON of a line of server-sent events; None for one that has none. Raises PredictorError for an error.
-
-    Args:
-        line: Of the stream.
-    """
-    if not line.startswith(b"data:"):
-        return None
-    data = line.removeprefix(b"data:").strip()
-    if data in (b"", b"[DONE]"):
-        return None
-    found: dict[str, Any] = json.loads(data)
-    if "error" in found:
-        error = found["error"]
-        raise PredictorError(str(error.get("message", error) if isinstance(error, dict) else error))
-    return found

@@ -25,7 +25,6 @@ from trims.core.errors import (
 )
 from trims.manifests.serving import TensorType
 from trims.trace.spans import deepest, traceparent, tracestate
-from trims_predictors.cli.run_lines import event_of
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
 
 if TYPE_CHECKING:
@@ -154,6 +153,24 @@ class HttpEndpoint:
             raise Away(f"no endpoint answers at {self._url}: {error.reason}") from error
         except (http.client.HTTPException, OSError) as error:
             raise PredictorError(f"the endpoint at {self._url} broke off: {error}") from error
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON of a line of server-sent events; None for one that has none. Raises PredictorError for an error.
+
+    Args:
+        line: Of the stream.
+    """
+    if not line.startswith(b"data:"):
+        return None
+    data = line.removeprefix(b"data:").strip()
+    if data in (b"", b"[DONE]"):
+        return None
+    found: dict[str, Any] = json.loads(data)
+    if "error" in found:
+        error = found["error"]
+        raise PredictorError(str(error.get("message", error) if isinstance(error, dict) else error))
+    return found
 
 
 def _trace_headers() -> dict[str, str]:

@@ -20,7 +20,7 @@ from trims.trace.context import trace_of
 from trims_predictors.trace_context import TRACEPARENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -57,9 +57,12 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        said = [each for each in scope["headers"] if each[0] in (b"x-request-id", b"traceparent")]
-        given, traced = (_only(said, name) for name in (b"x-request-id", b"traceparent"))
-        number, seen = request_id(given, traced), _Seen()
+        said: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in (b"x-request-id", b"traceparent"):
+                said[name] = b"" if name in said else value  # two of them say nothing
+        given, traced = said.get(b"x-request-id", b""), said.get(b"traceparent", b"")
+        number, seen = request_id(given.decode("latin-1"), traced.decode("latin-1")), _Seen()
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -75,12 +78,6 @@ class RequestLog:
             finally:
                 if self._lines:
                     _tell_http(scope, seen)
-
-
-def _only(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:
-    """Return the value of a header; empty if it is not there, or there twice."""
-    values = [value for name, value in headers if name == wanted]
-    return values[0].decode("latin-1") if len(values) == 1 else ""
 
 
 class _Seen:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_predictors.cli import run_lines
-from trims_predictors.cli.run_lines import Conversation, answer_lines, event_of
-from trims_predictors.cli.run_request import Away
+from trims_predictors.cli.run_lines import Conversation, answer_lines
+from trims_predictors.cli.run_request import Away, event_of
 
 from trims.core.errors import CallerError, DaemonAwayError, PredictorError
 
