@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _ROOT = Path("/")
+#: Seconds after a run, for which its predictor counts: clients that ask again at once do so within them.
+_JUST_S = 0.05
 #: Seconds that a load counts as computing. A longer load waits for its weights.
 _LOADS_S = 5.0
 
@@ -44,15 +47,30 @@ class Computing:
 
     Those of numpy do not count: they have one thread each, and most of them compute little.
 
+    A predictor that has just answered counts as well: clients that ask again at once keep it busy, and a run that took
+    all processors in the moment between would compute beside its next one.
+
     Args:
-        changed: Called whenever their number has changed.
+        changed: Called whenever the number of those that compute has changed.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
         self._predictors: set[int] = set()
         self._changed = changed
+        self._clock = clock
+        #: Predictors that do not compute any more, and since when; at most as many as there are predictors.
+        self._left_s: dict[int, float] = {}
 
     def __len__(self) -> int:
+        if self._left_s:
+            since_s = self._clock() - _JUST_S
+            self._left_s = {each: left_s for each, left_s in self._left_s.items() if left_s >= since_s}
+        return len(self._predictors) + len(self._left_s)
+
+    @property
+    def now(self) -> int:
+        """Return how many compute at this moment."""
         return len(self._predictors)
 
     @contextlib.contextmanager
@@ -62,6 +80,7 @@ class Computing:
             yield
             return
         self._predictors.add(predictor)
+        self._left_s.pop(predictor, None)
         self._changed()
         try:
             yield
@@ -71,6 +90,7 @@ class Computing:
     def _discard(self, predictor: int) -> None:
         if predictor in self._predictors:
             self._predictors.discard(predictor)
+            self._left_s[predictor] = self._clock()
             self._changed()
 
     @contextlib.contextmanager

@@ -246,7 +246,7 @@ class WorkerPool:
 
     def _share(self) -> None:
         """Divide the processors again between runs that can change their threads while they go on."""
-        runs = len(self._computing)
+        runs = self._computing.now
         for running in self._running.values():
             threads = running.deployment.threads_of(runs)
             if running.stops and running.jobs and running.threads != threads:

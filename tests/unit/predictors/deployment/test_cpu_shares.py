@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from trims_predictors.deployment.cpu_shares import processors, share
+from trims_predictors.deployment.cpu_shares import Computing, processors, share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,3 +60,17 @@ def test_this_machine_has_some() -> None:
 
 def test_each_run_has_an_equal_share_and_at_least_one_thread() -> None:
     assert [share(8, runs) for runs in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
+
+
+def test_a_predictor_that_has_just_answered_counts_for_a_moment() -> None:
+    now_s, changes = [100.0], []
+    computing = Computing(lambda: changes.append(computing.now), clock=lambda: now_s[0])
+    with computing.runs(1, "torch"), computing.runs(2, "torch"), computing.runs(3, "numpy"):
+        assert (len(computing), computing.now) == (2, 2)
+    assert (len(computing), computing.now, changes) == (2, 0, [1, 2, 1, 0])
+    with computing.runs(1, "torch"):
+        assert (len(computing), computing.now) == (2, 1)
+        now_s[0] += 1.0
+        assert (len(computing), computing.now) == (1, 1)
+    now_s[0] += 1.0
+    assert len(computing) == 0

@@ -856,6 +856,7 @@ def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
     predictor: dict[str, Any], expected: list[int],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("trims_predictors.deployment.deployments.processors", lambda: 4)
+    monkeypatch.setattr("trims_predictors.deployment.cpu_shares._JUST_S", -1.0)  # the last run is alone
     stated = {"call": "own_predictors:Threads", "instances": 3, **predictor}
     register(daemon, checkpoint, framework={"name": "torch"}, predictor=stated)
     there, later = tmp_path, tmp_path / "later"
