@@ -208,7 +208,7 @@ def test_list_shows_what_each_version_is_opened_as_and_names_only_if_asked(
 def test_rm_removes_all_versions_only_if_that_is_said(
     answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon = answer()
+    daemon = answer(remove=())
     assert told(capsys, "rm", "bert@1") == "bert@1 is forgotten\n"
     assert told(capsys, "rm", "bert", "--all-versions") == "bert is forgotten\n"
     assert [named for _, _, named in daemon.orders] == [{"all_versions": False}, {"all_versions": True}]
