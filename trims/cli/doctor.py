@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.finding import Finding
-from trims.core.errors import DaemonAwayError, TrimsError
+from trims.cli.output import note
+from trims.core.errors import ConfigError, DaemonAwayError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
@@ -52,6 +53,31 @@ def examine(runtime_dir: str | None) -> list[Finding]:
             found.extend(examination())
         except (TrimsError, OSError) as error:
             found.append(Finding("bad", str(error)))
+    return found
+
+
+def back_up_state(runtime_dir: str | None, folder: Path) -> list[Path]:
+    """Write a backup of what a daemon keeps and cannot find out again. Return its files. Raises as `back_up`.
+
+    The daemon is the one that answers, else the one that these settings describe.
+    """
+    from trims.control import admin
+    from trims.daemon.config import build_config
+    from trims.registry.backup import back_up
+    from trims.registry.opening import file_of_registry
+    from trims.sources.lock import NAME
+    from trims.store.catalog import CATALOG
+
+    config = build_config({})
+    state = config.state_dir
+    with contextlib.suppress(DaemonAwayError), admin(runtime_dir) as daemon:
+        state = Path(daemon.status().health.state_dir)
+    registry = file_of_registry(config.registry, state)
+    if registry is None:
+        note(f"manifests are not in the backup: the registry {config.registry} keeps them")
+    found = back_up([path for path in (registry, state / CATALOG, state / NAME) if path is not None], folder)
+    if not found:
+        raise ConfigError(f"{state} has nothing to back up; `--runtime-dir` or $TRIMS_STATE_DIR names another daemon's")
     return found
 
 

@@ -30,6 +30,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     convert.set_defaults(run=_convert)
     text = "say what is wrong with this machine's set-up, and what to do about it"
     doctor = commands.add_parser("doctor", help=text, description=text)
+    text = "instead, write a backup of registry, catalog and lock file to this folder, also while the daemon runs"
+    completed(doctor.add_argument("--backup", type=Path, metavar="DIR", help=text), FILES)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"
@@ -64,8 +66,12 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from trims.cli.doctor import examine
+    from trims.cli.doctor import back_up_state, examine
 
+    if options.backup is not None:
+        written = [str(path) for path in back_up_state(options.runtime_dir, options.backup)]
+        say_done(options, f"written: {', '.join(written)}", files=written)
+        return 0
     findings = examine(options.runtime_dir)
     if options.json:
         say_json([finding.as_json() for finding in findings])

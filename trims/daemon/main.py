@@ -45,9 +45,10 @@ from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
 from trims.memory.shortage import group_limit
 from trims.process.system_calls import OF_DAEMON, require
-from trims.registry.opening import open_registry
+from trims.registry.generation import Checkpoints
+from trims.registry.opening import file_of_registry, open_registry
 from trims.store.assembly import StoreSettings, build_store
-from trims.store.catalog import Catalog
+from trims.store.catalog import CATALOG, Catalog
 from trims.store.resolve.resolver import Resolver
 from trims.store.rows import restore_rows
 from trims.tenants import read_tenants
@@ -75,6 +76,8 @@ log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005
 #: Seconds between two looks whether clients find the doors.
 DOORS_S = 60.0
+#: Seconds between two looks whether registry and catalog have changes in their logs only.
+_CHECKPOINT_S = 1.0
 #: Seconds between two looks at what control groups leave for images.
 _MEMORY_S = 1.0
 
@@ -96,6 +99,8 @@ class Daemon:
         looks = {self._look_at_doors: DOORS_S}
         if config.cpu_tier == SHARED:
             looks[self._look_at_memory] = _MEMORY_S
+        databases = [config.state_dir / CATALOG, file_of_registry(config.registry, config.state_dir)]
+        looks[Checkpoints([path for path in databases if path is not None]).look] = _CHECKPOINT_S
         if config.tenants is not None:
             self._tenants_file = FollowedFiles(str(config.tenants), [config.tenants], self._read_tenants)
             looks[self._look_at_tenants] = LOOK_S
@@ -142,7 +147,7 @@ class Daemon:
             log.warning("tenants list users, and socket_mode %o lets in this user only", config.socket_mode)
         self.registry = open_registry(config.registry, config.state_dir)
         undo.callback(self.registry.close)
-        self.catalog = Catalog(config.state_dir / "catalog.db")
+        self.catalog = Catalog(config.state_dir / CATALOG)
         undo.callback(self.catalog.close)
         restore_rows(self.registry, self.catalog)
         self.endpoint = endpoint_of(config)

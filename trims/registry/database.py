@@ -19,8 +19,9 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, ConfigError, InUseError
+from trims.core.errors import CapacityError, ConfigError, InUseError, TrimsError
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.registry import generation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,14 +55,20 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be made: {error.strerror}: {path.parent}; choose another folder") from error
-    _check_log(path)
+    had_log = _check_log(path)
     try:
-        return _opened(path, schema)
+        return _opened(path, schema, had_log=had_log)
     except CapacityError as error:
         full = isinstance(error.__cause__, sqlite3.Error) and _is_disk_full(error.__cause__, path)
         if not full or not path.exists() or not path.stat().st_size:
             raise
-        return _copy_in_memory(path, error)
+        made = _copy_in_memory(path, error)
+    try:
+        generation.check(made, path, had_log=had_log)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def is_frozen(connection: sqlite3.Connection) -> bool:
@@ -69,12 +76,14 @@ def is_frozen(connection: sqlite3.Connection) -> bool:
     return isinstance(connection, _Connection) and connection.frozen
 
 
-def _opened(path: Path, schema: str) -> sqlite3.Connection:
+def _opened(path: Path, schema: str, *, had_log: bool) -> sqlite3.Connection:
     connection = _connect(path, str(path))
     try:
         _keep_a_log(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
-        connection.executescript(schema)
+        generation.check(connection, path, had_log=had_log)
+        connection.executescript(f"{generation.SCHEMA};{schema}")
+        connection.counted = connection.total_changes
     except BaseException:
         connection.close()
         raise
@@ -102,12 +111,12 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
 def damaged(path: Path, what: object, remedy: str = "add the models again") -> ConfigError:
     """Return the error for a file whose content is not what it should be."""
     return ConfigError(
-        f"{path} is not a usable database ({what}); move it away, together with {path.name}-wal and {path.name}-shm "
-        f"where they are, and {remedy}"
+        f"{path} is not a usable database ({what}); move it away, together with {path.name}-wal, {path.name}-shm and "
+        f"{generation.beside(path).name} where they are, and {remedy}"
     )
 
 
-def _copy_in_memory(path: Path, why: CapacityError) -> sqlite3.Connection:
+def _copy_in_memory(path: Path, why: CapacityError) -> _Connection:
     """Return a connection to a copy of the file and its log. Raises `why` if memory has no room either."""
     connection = _connect(path, ":memory:")
     try:
@@ -138,14 +147,14 @@ def _connect(path: Path, where: str) -> _Connection:
     return found
 
 
-def _check_log(path: Path) -> None:
-    """Check that a log that was left belongs to this file, without writing to either."""
+def _check_log(path: Path) -> bool:
+    """Check that a log that was left belongs to this file, without writing to either. Return whether there is one."""
     log = path.with_name(f"{path.name}-wal")
     try:
         if not log.stat().st_size or not path.stat().st_size:
-            return  # sqlite removes the log of a file that is gone
+            return False  # sqlite removes the log of a file that is gone
     except OSError:
-        return
+        return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCKED_S)) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -159,15 +168,30 @@ def _check_log(path: Path) -> None:
             f"{path} and {log.name} beside it do not make a usable database ({reason}): one may have been replaced "
             f"without the other; move {log.name} and {path.name}-shm away, and {path.name} too if that does not help"
         )
+    return True
 
 
 class _Connection(sqlite3.Connection):
     path: Path
     frozen = False
+    #: Changes when the generation was raised last; None while it is not raised.
+    counted: int | None = None
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """See `sqlite3.Connection`, whose own goes past every cursor class but its own."""
-        return super().cursor(_Cursor).execute(sql, parameters)
+        found = super().cursor(_Cursor).execute(sql, parameters)
+        if self.counted is not None and not self.in_transaction and self.total_changes != self.counted:
+            self._count()
+        return found
+
+    def _count(self) -> None:
+        """Raise the generation behind a change, which stays also where this fails."""
+        self.counted = None
+        try:
+            generation.write_beside(self.path, generation.raise_number(self))
+        except (TrimsError, sqlite3.Error) as error:
+            log.debug("the generation of %s is not raised: %s", self.path, error)
+        self.counted = self.total_changes
 
     def executescript(self, sql_script: str) -> Any:
         """See `execute`."""

@@ -8,7 +8,7 @@ from trims.plugins import Kind
 from trims.registry.base import ManifestRegistry, Registry, RegistrySettings
 from trims.registry.guarded import Guarded
 from trims.registry.one_version import OneVersion
-from trims.registry.sqlite import open_sqlite
+from trims.registry.sqlite import file_of, open_sqlite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,11 @@ def open_registry(choice: Choice, state_dir: Path) -> Registry:
     part = opened.part
     registry = part if isinstance(part, Registry) else OneVersion(part, opened.where or str(choice))
     return Guarded(registry, opened.where) if opened.where else registry
+
+
+def file_of_registry(choice: Choice, state_dir: Path) -> Path | None:
+    """Return the registry's database; None for a registry of a plug-in. Raises ConfigError."""
+    return file_of(RegistrySettings(state_dir, choice.argument)) if choice.name == "sqlite" else None
 
 
 def find_plugin(choice: Choice) -> str:

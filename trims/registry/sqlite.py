@@ -71,12 +71,17 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def open_sqlite(settings: RegistrySettings) -> SqliteRegistry:
     """Open the registry `sqlite`: a file in the state folder, or `sqlite:/path/file.db`, which daemons may share."""
+    return SqliteRegistry(file_of(settings), shared=bool(settings.argument))
+
+
+def file_of(settings: RegistrySettings) -> Path:
+    """Return the file of the registry `sqlite`. Raises ConfigError for a path that is not absolute."""
     if not settings.argument:
-        return SqliteRegistry(settings.state_dir / "registry.db")
+        return settings.state_dir / "registry.db"
     path = Path(settings.argument)
     if not path.is_absolute():
         raise ConfigError(f"the registry sqlite:{path} needs an absolute path: daemon and commands start anywhere")
-    return SqliteRegistry(path, shared=True)
+    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,10 @@ def identities_of(files: Sequence[Path]) -> tuple[str, ...]:
         return ()
 
 
+#: Name of the file in a state folder.
+CATALOG = "catalog.db"
+
+
 class Catalog:
     """The sqlite file behind a store. Safe to call from several threads.
 

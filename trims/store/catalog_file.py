@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError
 from trims.registry.database import is_frozen
+from trims.registry.generation import beside
 from trims.registry.sqlite import connect, version_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ _FROM_2_TO_3 = {
 
 def open_catalog(path: Path) -> sqlite3.Connection:
     """Return a connection to the file with all tables; one that is damaged is moved aside. Raises ConfigError."""
+    if beside(path).exists() and not path.exists():
+        log.warning("%s is gone: pins must be set again, the rest is found out again", path)
+        beside(path).unlink()
     try:
         return _prepared(path)
     except ConfigError as error:
@@ -50,7 +54,7 @@ def open_catalog(path: Path) -> sqlite3.Connection:
             raise  # it cannot be opened or written: that is no reason to give it up
         aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
         log.error("%s; it is moved to %s, pins must be set again, the rest is found out again", error, aside)  # noqa: TRY400
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm", "-generation"):
             part = path.with_name(path.name + suffix)
             if part.exists():
                 part.rename(aside.with_name(aside.name + suffix))

@@ -197,4 +197,4 @@ def test_on_a_full_disk_a_database_that_was_never_there_is_not_served(path: Path
 def test_a_damaged_file_is_told_with_all_that_must_be_moved() -> None:
     error = database.damaged(Path("/state/catalog.db"), "why")
     assert str(error).startswith("/state/catalog.db is not a usable database (why); move it away, together with ")
-    assert "catalog.db-wal and catalog.db-shm" in str(error)
+    assert "catalog.db-wal, catalog.db-shm and catalog.db-generation where they are" in str(error)
