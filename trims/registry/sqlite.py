@@ -51,6 +51,8 @@ _VERSION = 1
 #: first version under the plain name, whatever that leads to. It refuses the file instead.
 _WITH_VERSIONS = 2
 _NO_VERSION = "0.0.0"
+#: Names before and behind an unknown one that are compared with it, for the hint in an error.
+_MOST_NEAR = 100
 _TABLES = ("models", "versions", "aliases")
 
 
@@ -200,7 +202,7 @@ class SqliteRegistry:
         kept = {} if not versions.registered or _is_plain(versions) else versions.aliases
         for label, alias in kept.items():
             self._db.execute("INSERT INTO aliases VALUES (?, ?, ?, ?)", (name, label, alias.version, alias.previous))
-        others = self._db.execute("SELECT (SELECT count(*) FROM versions) + (SELECT count(*) FROM aliases)").fetchone()
+        others = self._db.execute("SELECT EXISTS (SELECT 1 FROM versions) OR EXISTS (SELECT 1 FROM aliases)").fetchone()
         self._db.execute(f"PRAGMA user_version = {_WITH_VERSIONS if others[0] else _VERSION}")
 
     # -- questions -------------------------------------------------------------------------------------------------
@@ -253,11 +255,19 @@ class SqliteRegistry:
     def _names(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT name FROM models ORDER BY name")]
 
+    def _near(self, name: str) -> list[str]:
+        """Return the names around one in their order: of thousands, few are worth a comparison."""
+        found = []
+        for order in (">= ? ORDER BY name", "< ? ORDER BY name DESC"):
+            query = f"SELECT name FROM models WHERE name {order} LIMIT {_MOST_NEAR}"  # noqa: S608 - of ours
+            found += [row[0] for row in self._db.execute(query, (name,))]
+        return found
+
     def _known(self, name: str) -> _Model:
         """Return what is stored of a model. Called under the lock. Raises ModelNotFoundError."""
         model = self._stored(name)
         if not model.content:
-            raise unknown_model(name, self._names())
+            raise unknown_model(name, self._near(name))
         return model
 
     def _stored(self, name: str) -> _Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ManifestError, ModelNotFoundError, TrimsError
-from trims.manifests.references import name_of
+from trims.store.resolve.by_model import ByModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class References:
         self._registry = registry
         self._clock = clock
         self._trust_s = trust_s
-        self.known: dict[str, tuple[str, float]] = {}
+        self.known: ByModel[tuple[str, float]] = ByModel()
 
     def of(self, name: str) -> str:
         """Return the model that a name referred to at the last look, else the name. Memory only: never blocks."""
@@ -53,8 +53,7 @@ class References:
 
     def forget(self, model: str) -> None:
         """Forget a name in all its versions: a manifest or an alias changed, or went."""
-        for each in [each for each in list(self.known) if name_of(each) == model]:
-            self.known.pop(each, None)
+        self.known.drop_model(model)
 
     def target(self, name: str) -> str:
         """Return the model that a name refers to, as its manifest names it; else the name. Raises as `followed`."""

@@ -50,6 +50,7 @@ from trims.manifests.references import name_of
 from trims.registry.versions import Entry
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
+from trims.store.resolve.by_model import ByModel
 from trims.store.resolve.file_digests import FileDigests, rest_of
 from trims.store.resolve.hashing import DigestNeededError, Digests, Progress, Reading, ReplacedError
 from trims.store.resolve.mounts import mount_of, mount_of_now
@@ -173,8 +174,8 @@ class Resolver:
         self.remote = remote
         self._addresses = Addresses(remote, catalog)
         #: Facts known of each row, and which row a name that was asked for led to, and when that was looked up.
-        self._known: dict[str, Resolved] = {}
-        self._rows: dict[str, tuple[str, float]] = {}
+        self._known: ByModel[Resolved] = ByModel()
+        self._rows: ByModel[tuple[str, float]] = ByModel()
         self._changes_outside = registry.changes_outside
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -346,7 +347,7 @@ class Resolver:
             self._rows[name] = row, self._clock()
             for remembered in (self._known, self._rows):
                 while len(remembered) > _REMEMBERED:
-                    remembered.pop(next(iter(remembered)))
+                    remembered.drop_oldest()
             manifest = _text_of(resolved.manifest)
             self._catalog.remember_format(row, resolved.artifact.format, manifest)
             superseded = self._catalog.remember_key(row, resolved.key, manifest) if resolved.hashed else None
@@ -449,8 +450,7 @@ class Resolver:
         with self._lock:
             self._epochs[model] = self.epoch(model) + 1
             for remembered in (self._known, self._rows):
-                for each in [each for each in list(remembered) if name_of(each) == model]:
-                    del remembered[each]
+                remembered.drop_model(model)
             self.references.forget(model)
 
     def looked_stale(self, name: str) -> None:
