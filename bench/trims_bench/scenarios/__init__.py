@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 #: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
-    "client", "bytes", "starts", "requests", "functions", "load", "waiting", "room", "memory", "sessions", "behind",
-    "books", "door", "restart", "traces", "cloud", "folders", "programs",
+    "client", "bytes", "starts", "requests", "functions", "load", "waiting", "room", "memory", "sessions", "registered",
+    "behind", "books", "door", "restart", "traces", "cloud", "folders", "programs",
 )  # fmt: skip
 
 
