@@ -52,7 +52,7 @@ _VERSION = 1
 _WITH_VERSIONS = 2
 _NO_VERSION = "0.0.0"
 #: Names before and behind an unknown one that are compared with it, for the hint in an error.
-_MOST_NEAR = 100
+_MOST_NEAR = 10
 _TABLES = ("models", "versions", "aliases")
 
 

@@ -60,8 +60,15 @@ def measure_orders(runtime_dirs: list[str], folder: str, others: int, repeats: i
             sides = [_Side(many, session, Path(folder, "m")), _Side(few, other, Path(folder, "f"))]
             for side in sides:
                 side.orders()  # whatever comes with the first of each
-            turns = [[side.orders() for side in sides] for _ in range(repeats)]
+            turns = [_in_turns(sides, number) for number in range(repeats)]
     return {what: [[turn[side][what] for turn in turns] for side in range(2)] for what in turns[0][0]}
+
+
+def _in_turns(sides: list[_Side], number: int) -> list[dict[str, int]]:
+    """Have both sides give their orders, each of them first in every other turn."""
+    if number % 2:
+        return [side.orders() for side in sides[::-1]][::-1]
+    return [side.orders() for side in sides]
 
 
 class _Side:
