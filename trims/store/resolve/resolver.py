@@ -741,6 +741,8 @@ def _plain(part: Any) -> Any:
         for name, absent in _YOUNGER:
             if fields.get(name, name) == absent:
                 del fields[name]
+        if "instances" in fields:
+            fields["instances"] = fields["instances"] or 1  # what an older daemon wrote where none were stated
         return fields
     return asdict(part) if is_dataclass(part) and not isinstance(part, type) else str(part)
 
