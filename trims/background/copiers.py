@@ -19,6 +19,7 @@ from trims.core.errors import BadMessageError, LostPeerError
 from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
+from trims.process.child_environment import child_environment
 from trims.process.python import run_ours
 from trims.trace.children import take_spans
 
@@ -47,7 +48,7 @@ class Process:
     def __init__(self) -> None:
         try:
             ties = Ties()
-            self._child = Child(run_ours("trims.background.child", *ties.arguments), ties)
+            self._child = Child(run_ours("trims.background.child", *ties.arguments), ties, env=child_environment())
         except OSError as error:
             raise LostCopierError(f"no copier can be started: {error}") from error
         # It ends by itself when it had nothing to do for a while, and is waited for then.

@@ -18,6 +18,7 @@ from trims.image.descriptors import explain_descriptors
 from trims.image.peek import without_weights
 from trims.image.reader import ImageView
 from trims.process.child import exit_words
+from trims.process.child_environment import child_environment
 from trims.process.oneshot import run
 from trims.process.python import run_ours
 
@@ -37,7 +38,7 @@ def check_apart(fd: int, nbytes: int) -> None:
     # The package from its own folder and the standard library: no environment can be in the way.
     command = run_ours(__name__, str(fd), str(nbytes), flags=("-I", "-S"))
     try:
-        done = run(command, seconds=_TIME_S, fds=[fd])
+        done = run(command, seconds=_TIME_S, fds=[fd], env=child_environment())
     except TimeoutError as error:
         raise ConversionError(f"an image of {format_bytes(nbytes)} was not checked within {_TIME_S} s") from error
     except OSError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, NotSupportedError
 from trims.keeper.client import KeeperConnection
+from trims.process.child_environment import FRAMEWORKS, child_environment
 from trims.process.oneshot import run
 from trims.process.python import run_module
 
@@ -49,7 +50,7 @@ def _start(path: Path, options: list[str]) -> None:
     log_path = path.with_suffix(".log")
     command = run_module("trims.keeper.main", "--socket", str(path), "--detach", str(log_path), *options)
     try:
-        ended = run(command, seconds=_START_S)
+        ended = run(command, seconds=_START_S, env=child_environment(FRAMEWORKS))
     except TimeoutError:
         raise NotSupportedError(f"a keeper did not serve at {path} within {_START_S:.0f} s; see {log_path}") from None
     if ended.status != 0:

@@ -41,6 +41,13 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Seconds | None, about("Seconds that an idle predictor stays; absent: until its slot is needed.")
     ] = None
     deadline_s: Annotated[Seconds | None, about("Seconds that one run may take before its predictor is ended.")] = None
+    variables: Annotated[
+        tuple[Annotated[str, matching(r"^[A-Za-z_]\w{0,255}\Z", "the name of an environment variable")], ...],
+        about(
+            "Names of environment variables that its predictors get from the endpoint: of those that the operator "
+            "lists (trims endpoint --model-variables). No values: a secret does not belong into a manifest."
+        ),
+    ] = ()
     name: Annotated[
         str,
         matching(

@@ -7,6 +7,7 @@ jobs run at once. Safe to call from several threads.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import logging
@@ -29,6 +30,7 @@ from trims.core.errors import (
 from trims.manifests.addresses import without_secret
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
+from trims.process.child_environment import FETCHING, child_environment
 from trims.process.python import run_ours
 from trims.trace.children import ask_for_spans, take_spans
 
@@ -253,13 +255,21 @@ class Fetcher:
             process.close()
 
 
+def _of_plugins() -> list[str]:
+    """Return patterns of the variables that sources of plugins may read: those that begin with their schemes."""
+    schemes = {each.name for each in importlib.metadata.entry_points(group="trims.sources")}
+    return sorted(f"{scheme.upper().replace('-', '_')}_*" for scheme in schemes)
+
+
 class _Process:
     """One process and the jobs it does."""
 
     def __init__(self, settings: FetchSettings) -> None:
         try:
             ties = Ties()
-            self._child = Child(run_ours("trims.sources.child", *ties.arguments, json.dumps(asdict(settings))), ties)
+            command = run_ours("trims.sources.child", *ties.arguments, json.dumps(asdict(settings)))
+            environment = child_environment(FETCHING, _of_plugins(), secrets=True)
+            self._child = Child(command, ties, env=environment)
         except OSError as error:
             raise LostPeerError(f"the process that fetches cannot be started: {error}") from error
         self._lock = threading.Lock()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trims.environments.environment_store import hold
 from trims.memory.shortage import killed_words
 from trims.process.child import Child, Ties, exit_words
-from trims.process.python import run_ours, variables_for
+from trims.process.child_environment import FRAMEWORKS, child_environment
+from trims.process.python import run_ours
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims_predictors.ipc.os_errors import as_trims_error, as_trims_errors
 from trims_predictors.ipc.output_pipes import Output, Outputs
@@ -136,7 +137,7 @@ class Launcher:
         given = ("--runtime-dir", self._folder_of(door), "--writable", self.isolation.writable)
         command = run_ours(module, *ties.arguments, *given, packages=_packages(), python=python)
         isolated = self.isolation.wrapped(command, self.runtime_dir, shown(python), door=door)
-        env = {**variables_for(python, {**DEFAULTS, **os.environ}), **ENVIRONMENT}
+        env = child_environment(FRAMEWORKS, python=python, given={**DEFAULTS, **os.environ}, more=ENVIRONMENT)
         try:
             how = {**isolated.how, "env": env, "stdout": output, "stderr": output}
             return Child(isolated.command, ties, fds=isolated.fds, leads=False, **how)

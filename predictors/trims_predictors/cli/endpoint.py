@@ -58,6 +58,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--learned", type=Path, help=text)
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
+    text = "environment variables that manifests may name for their predictors, such as MY_LICENSE,MY_REGION"
+    endpoint.add_argument("--model-variables", help=f"{text} (default: $TRIMS_MODEL_VARIABLES, else none)")
     text = "the least that is logged (default: info)"
     endpoint.add_argument("--log-level", choices=LEVELS, default="info", help=text)
     text = "text, or json for one object a line (default: text)"
@@ -126,6 +128,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.wire.address import default_runtime_dir
     from trims_predictors.children.hidden_paths import check_hidden
     from trims_predictors.deployment.deployment import Settings
+    from trims_predictors.deployment.variables import listed_variables
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
     from trims_predictors.sandbox.sandbox import choose
 
@@ -174,6 +177,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         environments=environments_in(options.environments),
         environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),
+        model_variables=listed_variables(options.model_variables),
         supervised=options.supervised,
         address_dir=options.address_dir,
         log_level=options.log_level,

@@ -25,6 +25,7 @@ from trims_predictors.cli.call_templates import CallTemplates
 from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Deployment, load_message
 from trims_predictors.deployment.deployments import framework_of
+from trims_predictors.deployment.variables import listed_variables, variables_of
 from trims_predictors.frameworks import ANSWER, AS, EVENT, HANDLER
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
@@ -196,6 +197,7 @@ def _deployment(call: Call, model: Model) -> Deployment:
         options={AS: call.form},
         attributes=manifest.attributes,
         threads=manifest.predictor.threads or processors(),
+        variables=variables_of(model.name, manifest.predictor.variables, listed_variables()),
     )
 
 

@@ -109,6 +109,7 @@ class Deployment:
         is_plain: The predictor is one of ours, and no steps are around it: what it takes depends on the image alone.
         opened_as: What its predictors open: this version and no other; empty for the model's name.
         versions: All that the model has, in the order in which they were registered.
+        variables: Environment variables that its predictors get beyond those of every predictor.
     """
 
     key: DeploymentKey
@@ -141,6 +142,7 @@ class Deployment:
     is_plain: bool = False
     opened_as: str = ""
     versions: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def for_tenant(self, tenant: str) -> Deployment:
         """Return the deployment of this model for a tenant, whose predictors, templates and socket are its own."""
@@ -191,7 +193,7 @@ def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Mes
         "deadline_s": None, "inputs": describe(deployment.inputs), "outputs": describe(deployment.outputs),
         "preprocess": [asdict(each) for each in deployment.preprocess],
         "postprocess": [asdict(each) for each in deployment.postprocess], "memory_bytes": memory_bytes,
-        "batch": deployment.batch,
+        "batch": deployment.batch, "variables": dict(deployment.variables),
     }  # fmt: skip
 
 

@@ -30,11 +30,12 @@ from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Deployment
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.deployment.model_watch import ModelWatch
+from trims_predictors.deployment.variables import listed_variables, variables_of
 from trims_predictors.frameworks import AS, CLASS, FUNCTION, HANDLER, PLUGIN, PREDICTORS
 from trims_predictors.tensors import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from trims.control import AsyncAdmin, Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -94,6 +95,7 @@ class Deployments:
         daemon: Its control door.
         picker: Says which environment a framework runs in.
         retire: Called with the key of a deployment that is replaced.
+        variables: Environment variables that manifests may name; None for those that `listed_variables` finds.
         clock: Monotonic seconds.
     """
 
@@ -103,11 +105,13 @@ class Deployments:
         picker: InterpreterSelection,
         retire: Callable[[DeploymentKey], None],
         *,
+        variables: Mapping[str, str | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._daemon = daemon
         self._picker = picker
         self._retire = retire
+        self._variables = listed_variables() if variables is None else variables
         self._clock = clock
         self._processors = processors()
         self._known: dict[str, _Known] = {}
@@ -391,6 +395,7 @@ class Deployments:
             is_plain=_is_ours(manifest) and not (manifest.preprocess or manifest.postprocess),
             opened_as=model.reference,
             versions=model.versions,
+            variables=variables_of(model.name, settings.variables, self._variables),
         )
 
     def _environment(self, manifest: Manifest, framework: str) -> Environment:

@@ -86,7 +86,7 @@ async def _serve(settings: EndpointSettings) -> None:
             env_store = None if settings.environments_dir is None else EnvironmentStore(settings.environments_dir)
             picker = InterpreterSelection(settings.environments, env_store)
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
-            service = Service(daemon, pool, picker, tracing, shared_memory)
+            service = Service(daemon, pool, picker, tracing, shared_memory, variables=settings.model_variables)
             workers = JsonWorkers(settings.most_body_bytes)
             evaluations = _evaluations(settings)
             callers = Principals(settings.token, settings.tenants)

@@ -71,6 +71,7 @@ class Service:
         picker: Says which environment a framework runs in.
         tracing: Makes spans of requests; None for none.
         shared_memory: Regions of callers; None where they are switched off.
+        variables: Environment variables that manifests may name; None for those of `TRIMS_MODEL_VARIABLES`.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class Service:
         picker: InterpreterSelection,
         tracing: Tracing | None = None,
         shared_memory: SharedMemory | None = None,
+        *,
+        variables: Mapping[str, str | None] | None = None,
     ) -> None:
         self._daemon = daemon
         self._loads = LoadRequests(daemon, pool.make_way)
         self.pool = pool
-        self._deployments = Deployments(daemon, picker, pool.retire)
+        self._deployments = Deployments(daemon, picker, pool.retire, variables=variables)
         pool.keep = keeping(daemon)
         #: Statistics by tenant, model and version; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str, str], ModelStatistics] = {}

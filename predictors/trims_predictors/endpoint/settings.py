@@ -38,6 +38,7 @@ class EndpointSettings:
         environments: Framework -> interpreter, for those that have an environment of their own.
         environments_dir: Where `trims env create` makes environments; None for none.
         preload: Frameworks whose templates start at once.
+        model_variables: Environment variables that manifests may name, with their values.
         supervised: Whether it ends when its standard input is closed: by the process that has started it.
         address_dir: Folder where it leaves its address; None for that of the daemon's sockets.
         drain_s: Seconds that requests have to finish when the endpoint ends.
@@ -62,6 +63,7 @@ class EndpointSettings:
     environments: Mapping[str, Path] = field(default_factory=dict)
     environments_dir: Path | None = None
     preload: tuple[str, ...] = ()
+    model_variables: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     supervised: bool = False
     address_dir: str | None = None
     drain_s: float = 30.0

@@ -238,6 +238,7 @@ class Worker:
 
     def _load(self, message: Message) -> tuple[Message, None]:
         before, stages = count_of_modules(), Stages()
+        os.environ.update(message["variables"])
         context = _context(message)
         if not message.get("record"):
             self._record = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import InternalError, LostPeerError
 from trims.process.child import Child, Ties, exit_words
+from trims.process.child_environment import child_environment
 from trims.process.python import run_module
 from trims_predictors.workloads.order import send_order, summary_in
 from trims_predictors.workloads.records import RECORD, RECORDS, unpacked
@@ -71,7 +72,9 @@ def drive(order: Order, watch: Callable[[Driven], bool] = lambda _: False) -> Dr
     """
     try:
         ties = Ties()
-        child = Child(run_module("trims_predictors.workloads.generator", *ties.arguments), ties)
+        child = Child(
+            run_module("trims_predictors.workloads.generator", *ties.arguments), ties, env=child_environment()
+        )
     except OSError as error:
         raise InternalError(f"the load generator cannot be started: {error}") from error
     try:

@@ -37,7 +37,8 @@ from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.memory.shortage import killed_words, tells_of_memory
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
-from trims.process.python import run_ours, variables_for
+from trims.process.child_environment import FRAMEWORKS, child_environment
+from trims.process.python import run_ours
 from trims.process.scheduling_class import CHANGE_PAUSE_S, GIVES_WAY
 from trims.trace.children import ask_for_spans, take_spans
 from trims.trace.spans import span
@@ -118,7 +119,8 @@ class LimitedChild:
     def _start(self, python: Path | None, ties: Ties, config: dict[str, Any]) -> Child:
         other = "" if python is None or os.fspath(python) == sys.executable else python
         # Sets of names are pickled in the order of their hashes, and one artifact makes one image, everywhere.
-        environment = {**variables_for(other), "TMPDIR": self._scratch.path, "PYTHONHASHSEED": "0"}
+        own = {"TMPDIR": self._scratch.path, "PYTHONHASHSEED": "0"}
+        environment = child_environment(FRAMEWORKS, python=other, more=own)
         module = "trims.formats.conversion.child"
         command = run_ours(module, *ties.arguments, json.dumps(config), python=python or "")
         try:

@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import CallerError, CapacityError
+from trims.process.child_environment import child_environment
 from trims.process.lifeline import Lifeline
 from trims.process.python import run_code
 from trims_predictors.endpoint.json.child import DONE, FRAME, REFUSED
@@ -153,7 +154,7 @@ class JsonProcess:
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env=child_environment(more={"OPENBLAS_NUM_THREADS": "1"}),
                 start_new_session=True,
             )
         self._lifeline.given()

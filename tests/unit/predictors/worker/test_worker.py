@@ -90,6 +90,7 @@ def load(call: str, **fields: Any) -> dict[str, Any]:
     given = {
         "options": {}, "attributes": {}, "inputs": [], "outputs": [], "preprocess": [], "postprocess": [], "threads": 1,
         "batch": 0, "place": None, "how": "class", "origin": SUPPORT, "deadline_s": 30.0,
+        "variables": {},
     }  # fmt: skip
     return {"op": "load", "model": "m", "version": "1.0.0", "call": call, **given, **fields}
 
