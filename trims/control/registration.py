@@ -133,8 +133,16 @@ def _refuse_options(what: str, options: Mapping[str, Any]) -> None:
         raise CallerError(f"{flag} is for artifacts; {what} is a manifest: write {name} there, under artifact.options")
 
 
+def is_manifest(path: Path) -> bool:
+    """Return whether a path is read as a manifest, and not as an artifact.
+
+    A path, not its text: `m.yaml/` and `m.yaml/.` open `m.yaml`, too.
+    """
+    return path.suffix in (".yaml", ".yml")
+
+
 def _manifest_of(source: Path, name: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    if source.suffix not in (".yaml", ".yml"):
+    if not is_manifest(source):
         return manifest_for(source, name, options), ""
     check_text(source)
     _refuse_options(str(source), options)

@@ -7,12 +7,14 @@ one with them; what they ask for needs it like any other request.
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from trims.control.registration import is_manifest
 from trims.core.errors import BrokenWeightsError, CallerError, PermissionDeniedError
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Path of the page's files; they hold nothing of this machine's.
 FILES = "/ui/files/"
-#: Ends of files that name code: manifests, and functions.
-_NAMING_CODE = (".yaml", ".yml", ".py")
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     # Nothing from elsewhere, no inline script or style, no frame round it, and no text that becomes markup.
@@ -144,8 +144,9 @@ def _wanted(given: dict[str, Any]) -> tuple[str, str | None, str | None]:
     path = given.get("path", "")
     if not path.startswith("/") or "\0" in path:
         raise CallerError(f"'path' must be the whole path of a folder or a file of weights, not {path!r:.80}")
-    if path.endswith(_NAMING_CODE):
+    opened = Path(path)  # as registration opens it, without `/` and `/.` at its end
+    if is_manifest(opened) or opened.suffix == ".py":
         raise CallerError(
-            f"{path:.200} can name code to run, so it is not added over HTTP; run `trims add {path:.200}`"
+            f"{path:.200} can name code to run, so it is not added over HTTP; run `trims add {opened!s:.200}`"
         )
-    return path, given.get("name"), given.get("task")
+    return str(opened), given.get("name"), given.get("task")

@@ -168,6 +168,10 @@ def test_an_endpoint_without_a_token_adds_no_model_and_names_the_remedy() -> Non
         ({"path": "/models/m", "task": None}, "task"),
         ({"path": "/models/m", "trust_remote_code": True}, "trust_remote_code"),
         ({"path": "/models/m.yaml"}, "trims add"),
+        ({"path": "/models/m.yaml/"}, "trims add"),
+        ({"path": "/models/m.yaml/."}, "trims add"),
+        ({"path": "/models/m.yml//./"}, "trims add"),
+        ({"path": "/models/handler.py/"}, "trims add"),
         ({"path": "/models/handler.py"}, "trims add"),
     ],
 )
