@@ -73,7 +73,7 @@ _MOST_BEGUN = 8
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
 #: Fields that manifests of older daemons did not have, and their values where they are not stated.
-_YOUNGER = (("uri", None), ("model", None), ("handler", ""))
+_YOUNGER = (("variables", ()), ("uri", None), ("model", None), ("handler", ""))
 #: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
 _REMEMBERED = 4096
 
