@@ -23,6 +23,7 @@ SECRET = "a-secret-of-the-operator"
 SECRETS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "HF_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "DATABASE_PASSWORD", "HTTPS_PROXY", "TRIMS_EVALUATIONS", "NVIDIA_API_KEY",
+    "OTEL_EXPORTER_OTLP_HEADERS",
 )  # fmt: skip
 LEVELS = ("process", pytest.param("namespaces", marks=namespaces))
 PREDICTORS: dict[str, dict[str, Any]] = {

@@ -280,7 +280,7 @@ def commands(block: Block) -> list[list[str]]:
 
 
 #: Commands of every machine that the documents name, beside trims; `install` only of what is in the repository.
-_OF_SYSTEM = {"cd", "mkdir", "useradd", "systemctl", "install"}
+_OF_SYSTEM = {"cd", "cp", "rm", "mkdir", "useradd", "systemctl", "install"}
 _SERVICE: Any = None
 ROUTES = build_app(_SERVICE, most_body_bytes=0, token=None, loopback=True).openapi()["paths"]
 TYPED = [(block, words) for block in blocks("console") for words in commands(block)]

@@ -70,15 +70,24 @@ def add(daemon: Daemon, handler: str, *words: str, file: str = HANDLERS, model: 
 
 
 @pytest.fixture
-def endpoint(daemon: Daemon, checkpoint: Callable[..., Path]) -> Iterator[Endpoint]:
-    """An endpoint, and the model `m` with the weight `factor` = 2."""
+def start(daemon: Daemon, checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Endpoint]]:
+    """Start an endpoint, with flags; the daemon has the model `m` with the weight `factor` = 2."""
     register(daemon, checkpoint)
-    flags = ["--isolation", "process"]
-    made = Endpoint(
-        daemon.config.runtime_dir, *flags, *([f"--environments=mxnet={MXNET_PYTHON}"] * MXNET_PYTHON.exists())
-    )
-    yield made
-    made.end(signal.SIGKILL)
+    environments = [f"--environments=mxnet={MXNET_PYTHON}"] * MXNET_PYTHON.exists()
+    made: list[Endpoint] = []
+
+    def start(*flags: str) -> Endpoint:
+        made.append(Endpoint(daemon.config.runtime_dir, "--isolation", "process", *environments, *flags))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def endpoint(start: Callable[..., Endpoint]) -> Endpoint:
+    return start()
 
 
 def test_a_function_answers_cold_and_warm_and_is_a_model_in_lists_and_metrics(
@@ -195,7 +204,8 @@ def test_a_handler_that_hangs_or_ends_its_process_costs_itself_alone(daemon: Dae
     assert call(endpoint, "handler", {"x": 1}).value["y"] == 2.0
 
 
-def test_a_request_waits_no_longer_than_its_deadline_says(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_a_request_waits_no_longer_than_its_deadline_says(daemon: Daemon, start: Callable[..., Endpoint]) -> None:
+    endpoint = start("--most-instances", "1")  # or the second request has a predictor of its own
     add(daemon, "hang")
     connection = HTTPConnection("127.0.0.1", endpoint.port, timeout=120)
     connection.request("POST", "/functions/hang", "1")

@@ -24,7 +24,7 @@ SYSTEM = (
     "COVERAGE_*", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "NO_COLOR", "FORCE_COLOR", "COLUMNS",
     "SOURCE_DATE_EPOCH", "TRIMS_RUNTIME_DIR", "TRIMS_STATE_DIR", "TRIMS_ENVIRONMENTS_DIR", "TRIMS_VERIFY",
     "TRIMS_IMAGE", "TRIMS_LOG_LEVEL", "TRIMS_LOG_FORMAT", "TRIMS_TRACE", "TRIMS_TRACE_DIR", "TRIMS_TRACE_LEVEL",
-    "TRACEPARENT", "TRACESTATE",
+    "TRACEPARENT", "TRACESTATE", "OTEL_*",
 )  # fmt: skip
 #: Variables that frameworks and their libraries read: threads, devices, caches, compilers.
 FRAMEWORKS = (
@@ -45,7 +45,7 @@ FETCHING = (
 )  # fmt: skip
 #: Names with one of these words are of secrets: no pattern stands for them where code of models may run.
 _SECRET = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|SECRETS|PASS|PASSWORD|PASSWD|PASSPHRASE|KEY|CREDENTIAL|CREDENTIALS|AUTH)(?:_|$)"
+    r"(?:^|_)(?:TOKEN|SECRET|SECRETS|PASS|PASSWORD|PASSWD|PASSPHRASE|KEY|CREDENTIAL|CREDENTIALS|AUTH|HEADERS)(?:_|$)"
 )
 
 

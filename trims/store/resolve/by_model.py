@@ -17,8 +17,9 @@ class ByModel(dict[str, _Value]):
         self._references: dict[str, dict[str, None]] = {}
 
     def __setitem__(self, reference: str, value: _Value) -> None:
+        if reference not in self:
+            self._references.setdefault(name_of(reference), {})[reference] = None
         super().__setitem__(reference, value)
-        self._references.setdefault(name_of(reference), {})[reference] = None
 
     def __delitem__(self, reference: str) -> None:
         super().__delitem__(reference)
