@@ -20,25 +20,26 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, PredictorError, TrimsError
 from trims.core.functions import FORMS, raised
+from trims_client.events import cloud_event, parse_event, response_headers
 from trims_client.forks import adapt_in_children
 from trims_client.session import connect
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from trims_client.session import Session
     from trims_client.weights import Weights
 
     Handler = Callable[[Any, Any], Any]
-    _Reply = tuple[str, str | TrimsError]
+    #: A status, headers, and JSON or the error to report; None for an empty body.
+    _Reply = tuple[str, dict[str, str], str | TrimsError | None]
     WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 #: Seconds to wait for a daemon that starts together with the function.
@@ -202,6 +203,9 @@ def lambda_handler(handler: Handler, model: str | os.PathLike[str], **settings: 
 def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> WsgiApplication:
     """Return the handler as a WSGI application: POST with JSON, or nothing, as the event; the answer is JSON.
 
+    A CloudEvent, in binary or structured mode, is a dict of its attributes and `data`, as at `POST /functions/NAME`. It
+    is answered by one in binary mode, or by 204 if the handler returns None.
+
     The model is opened at the first request, in the process that answers it, so servers may fork before. An error is
     `{"error": message}`: 400 if the event is no JSON or the handler raises CallerError, 503 if the request may succeed
     later, else 500. Of an exception of the handler, `raised` beside the message has type, message, file, line and
@@ -212,37 +216,57 @@ def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Ws
         model: As for `Function`.
         **settings: The same.
     """
-    function = Function(handler, model, **settings)
+    function, name = Function(handler, model, **settings), getattr(handler, "__name__", "handler")
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        status, told = _reply(function, environ)
+        status, headers, told = _reply(function, name, environ)
+        if told is None:
+            start_response(status, [*headers.items()])
+            return []
         body = (told if isinstance(told, str) else json.dumps(_failure(told))).encode()
-        start_response(
-            status, [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Allow", "POST")]
-        )
+        described = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Allow": "POST"}
+        start_response(status, [*described.items(), *headers.items()])
         return [body]
 
     return application
 
 
-def _reply(function: Function, environ: Mapping[str, Any]) -> _Reply:
-    """Return a status, and JSON or the error to report."""
+def _reply(function: Function, name: str, environ: Mapping[str, Any]) -> _Reply:
     if environ["REQUEST_METHOD"] != "POST":
-        return "405 Method Not Allowed", CallerError("send the event as JSON, by POST")
+        return "405 Method Not Allowed", {}, CallerError("send the event as JSON, by POST")
     try:
         function.open()
     except TrimsError as error:  # also one of the caller's: that is this program, and not the request
-        return (_AGAIN if error.retryable else _FAILED), error
+        return (_AGAIN if error.retryable else _FAILED), {}, error
     try:
-        return "200 OK", answer_text(function(_event(environ)))
+        return _answered(function, name, environ)
     except CallerError as error:
-        return "400 Bad Request", error
+        return "400 Bad Request", {}, error
     except TrimsError as error:
-        return (_AGAIN if error.retryable else _FAILED), error
+        return (_AGAIN if error.retryable else _FAILED), {}, error
     except Exception as error:  # noqa: BLE001 - a handler may raise anything; the server goes on
         environ["wsgi.errors"].write("".join(traceback.format_exception(error)))
         found = raised(error)
-        return _FAILED, PredictorError(f"the handler raised {found}", raised=found)
+        return _FAILED, {}, PredictorError(f"the handler raised {found}", raised=found)
+
+
+def _answered(function: Function, name: str, environ: Mapping[str, Any]) -> _Reply:
+    """Return the answer to a request. Raises what the handler raises, and CallerError for what is no event."""
+    body = _body(environ)
+    event = cloud_event(_headers(environ), body)
+    if event is None:
+        return "200 OK", {}, answer_text(function(parse_event(body)))
+    answer = function(event.value())
+    if answer is None:  # no event answers this one
+        return "204 No Content", {}, None
+    return "200 OK", response_headers(event.attributes, name), answer_text(answer)
+
+
+def _headers(environ: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "content-type", environ.get("CONTENT_TYPE") or ""
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            yield name.removeprefix("HTTP_").replace("_", "-").lower(), value
 
 
 def _failure(error: TrimsError) -> dict[str, Any]:
@@ -251,29 +275,12 @@ def _failure(error: TrimsError) -> dict[str, Any]:
     return {"error": str(error), **facts}
 
 
-def _event(environ: Mapping[str, Any]) -> Any:
-    """Return the request's event. Raises CallerError."""
+def _body(environ: Mapping[str, Any]) -> bytes:
+    """Return the body of a request. Raises CallerError for one that is too large, or of no stated length."""
     try:
         length = int(environ.get("CONTENT_LENGTH") or 0)
     except ValueError:
         length = -1
     if not 0 <= length <= _MOST_BYTES:
         raise CallerError(f"the event has {environ['CONTENT_LENGTH']!r:.40} bytes; {_MOST_BYTES} are the most")
-    return parse_event(environ["wsgi.input"].read(length))
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number that JSON has; write null, or text")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-def parse_event(text: bytes) -> Any:
-    """Parse JSON as an event; empty text is None. Raises CallerError."""
-    try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite) if text.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise CallerError(f"the event is no JSON: {error}") from error
+    return bytes(environ["wsgi.input"].read(length))

@@ -23,6 +23,11 @@ def names(model: Any, event: Any) -> list[str]:
     return [*model, event]
 
 
+def shown(model: Any, event: Any) -> str:
+    """Return an object's members as Python shows them, also those that JSON cannot hold."""
+    return repr(sorted(event.items()))
+
+
 def name_form(model: Any, event: Any) -> str:
     """Return the name of the model's type."""
     return type(model).__name__

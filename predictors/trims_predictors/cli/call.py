@@ -34,6 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--event", default="{}", help="the handler's second argument, as JSON, or - for standard input (default: {})"
     )
     event.add_argument("--event-file", help="the file that holds it, or - for standard input")
+    text = "a header that comes with the event, as `ce-id: 1`, for CloudEvents as an endpoint takes them; repeatable"
+    call.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help=text)
     call.add_argument("--repeat", type=int, default=0, metavar="N", help="warm invocations after the first cold one")
     text = (
         "cold invocations after the first one, each in a new process; the template has learned what that one imported"
@@ -111,11 +113,11 @@ def handler_in(text: str) -> str:
     return f"{os.path.abspath(path)}:{name}"
 
 
-def _event(options: argparse.Namespace) -> bytes:
-    """The event as JSON. Raises CallerError."""
+def _event(options: argparse.Namespace) -> Sequence[bytes]:
+    """Return the event as JSON; or the parts of a CloudEvent. Raises CallerError."""
     import json
 
-    from trims_client.faas import parse_event
+    from trims_client.events import cloud_event, parse_event
 
     from trims.core.errors import CallerError
 
@@ -128,10 +130,30 @@ def _event(options: argparse.Namespace) -> bytes:
             text = Path(options.event_file).read_bytes()
         except OSError as error:
             raise CallerError(f"the event cannot be read from {options.event_file!r}: {error.strerror}") from error
+    headers = _headers(options.header)
+    event = cloud_event(headers, text)
+    if event is not None:
+        event.value()  # refused before a process starts
+        return event.elements()
+    if headers:
+        raise CallerError("--header states no CloudEvent; one has ce-id, ce-source, ce-type and ce-specversion")
     try:
-        return json.dumps(parse_event(text), allow_nan=False).encode()
+        return [json.dumps(parse_event(text), allow_nan=False).encode()]
     except ValueError as error:
         raise CallerError(f"the event is no JSON: {error}") from error
+
+
+def _headers(stated: Sequence[str]) -> list[tuple[str, str]]:
+    from trims.core.errors import CallerError
+
+    found = []
+    for each in stated:
+        name, colon, value = each.partition(":")
+        name = name.strip().lower()
+        if not colon or not (name == "content-type" or name.startswith("ce-")):
+            raise CallerError(f"--header is {each!r:.80}; write a header of a CloudEvent, such as `ce-id: 1`")
+        found.append((name, value.strip()))
+    return found
 
 
 def told(found: Invoked) -> Sequence[str]:

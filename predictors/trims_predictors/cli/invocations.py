@@ -30,7 +30,7 @@ from trims_predictors.frameworks import ANSWER, AS, EVENT, HANDLER
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from trims.control import Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
@@ -49,7 +49,7 @@ class Call:
         handler: `path/of/file.py:function`, absolute.
         model: A registered model.
         form: What the handler gets it as: one of `FORMS`.
-        event: JSON.
+        event: JSON; or the parts of a CloudEvent (`CloudEvent.elements`).
         repeat: Warm invocations after the cold one.
         compare: Whether the handler runs in a fresh Python process, too.
         timeout_s: Seconds that the handler may take to get ready, and to answer one event.
@@ -62,7 +62,7 @@ class Call:
     handler: str
     model: str
     form: str
-    event: bytes
+    event: Sequence[bytes]
     repeat: int
     compare: bool
     timeout_s: float
@@ -261,7 +261,7 @@ async def _again(call: Call, process: PredictorProcess) -> Invocation:
 
 async def _event(call: Call, process: PredictorProcess) -> tuple[bytes, Mapping[str, float]]:
     """Have one event answered: the answer and the handler's time."""
-    event = Tensor(EVENT, "BYTES", (1,), join_bytes([call.event]))
+    event = Tensor(EVENT, "BYTES", (len(call.event),), join_bytes(call.event))
     found = await _ask(call, process, {"op": "predict"}, "did not answer", [event])
     (answer,) = found["outputs"]
     if answer.name != ANSWER:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from trims_client.faas import parse_event
+from trims_client.events import CloudEvent, parse_event
 
 from trims.core.errors import CallerError, NotSupportedError
 from trims_predictors.endpoint.infer_request import InferRequest, make_request
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from trims.control import Model
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.cloud_events import CloudEvent
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
@@ -45,23 +43,20 @@ def _no_function(name: str) -> CallerError:
     )
 
 
-def event_request(body: memoryview, event: CloudEvent | None, headers: Iterable[tuple[str, str]]) -> InferRequest:
+def event_request(event: memoryview | CloudEvent, headers: Iterable[tuple[str, str]]) -> InferRequest:
     """Return the request for a function's predictor.
 
     Args:
-        body: JSON, or nothing for `null`; the data of a CloudEvent.
-        event: The CloudEvent; None for an event that is none.
+        event: A CloudEvent; or JSON, or nothing for `null`.
         headers: Of the request, with names in lower case: they may have `OPTIONS`.
 
     Raises CallerError for an event that is no JSON, if that is small; the predictor looks at a large one. And for an
     option that has a value which is none of its own.
     """
-    if (event is None or event.kind == "json") and len(body) <= SMALL_BYTES:
-        parse_event(bytes(body))
-    if event is None:
-        elements = [bytes(body)]
-    else:
-        elements = [json.dumps(event.attributes).encode(), event.kind.encode(), bytes(body)]
+    text = event.data if isinstance(event, CloudEvent) else event
+    if len(text) <= SMALL_BYTES and not (isinstance(event, CloudEvent) and event.kind != "json"):
+        parse_event(bytes(text))
+    elements = event.elements() if isinstance(event, CloudEvent) else [bytes(event)]
     tensor = Tensor(EVENT, "BYTES", (len(elements),), join_bytes(elements), checked=True)
     return make_request([tensor], None, _options(headers), [{}], (), http=True)
 

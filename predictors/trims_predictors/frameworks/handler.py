@@ -1,7 +1,7 @@
 """The predictor of a handler, as platforms for functions have it: `def handler(model, event)`, with JSON in and out.
 
 Its only input is `event`, and its only output `answer`: both are one element of BYTES, with JSON. A CloudEvent comes as
-three elements: its attributes, the kind of its data, and the data.
+three elements: its attributes, the kind of its data, and the data (`CloudEvent.elements`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from trims_client.faas import answer_text, model_as, parse_event
+from trims_client.events import CloudEvent, parse_event
+from trims_client.faas import answer_text, model_as
 
 from trims.core.errors import CallerError, NotSupportedError
 from trims.manifests.serving import ANY, TensorType
 from trims_predictors.frameworks import ANSWER, AS, EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from trims_client.weights import Weights
 
@@ -83,22 +84,7 @@ def _event(elements: np.ndarray[Any, Any]) -> Any:
         return parse_event(elements[0])
     if len(elements) != _PARTS:
         raise CallerError(f"the input {EVENT!r} has {len(elements)} elements; send one: the event as JSON")
-    attributes, kind, data = parse_event(elements[0]), bytes(elements[1]), bytes(elements[2])
-    if not isinstance(attributes, dict) or kind not in _DATA:
-        raise CallerError(f"the input {EVENT!r} is no CloudEvent: an object of attributes, {_KINDS}, and the data")
-    return {**attributes, "data": _DATA[kind](data)}
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise CallerError(f"the event's data is no text in UTF-8: {error}") from error
-
-
-#: How data of each kind becomes a value; see `trims_predictors.endpoint.cloud_events`.
-_DATA: Mapping[bytes, Callable[[bytes], Any]] = {b"json": parse_event, b"text": _text, b"bytes": bytes}
-_KINDS = "json, text or bytes"
+    return CloudEvent.of(*map(bytes, elements)).value()
 
 
 def _set_threads(threads: int) -> None:

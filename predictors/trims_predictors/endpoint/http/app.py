@@ -92,7 +92,7 @@ def _router(service: Service, most_body_bytes: int, workers: JsonWorkers, *, has
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
     add_generate_routes(router, service, most_body_bytes, workers)
     add_openai_routes(router, service, most_body_bytes, workers)
-    add_function_routes(router, service, most_body_bytes)
+    add_function_routes(router, service, most_body_bytes, workers)
     _add_server_routes(router, service)
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)

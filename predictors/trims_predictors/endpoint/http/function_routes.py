@@ -1,4 +1,4 @@
-"""Functions over HTTP: `POST /functions/NAME` with an event, JSON or a CloudEvent in binary mode; `GET /functions`."""
+"""Functions over HTTP: `POST /functions/NAME` with an event, JSON or a CloudEvent; `GET /functions`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
+from trims_client.events import cloud_event, is_structured, response_headers
 
 from trims_predictors.endpoint.bodies import coding_for, read_body
-from trims_predictors.endpoint.cloud_events import cloud_event, response_headers
 from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.functions import Functions, event_request
 from trims_predictors.endpoint.http.large_responses import packed_response
+from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.endpoint.tracing import http_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
+    from trims_client.events import CloudEvent
+
+    from trims_predictors.endpoint.json.workers import JsonWorkers
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
@@ -26,7 +31,7 @@ _ROUTE = PATH + "/{function}"
 _NO_CONTENT, _NULL = 204, b"null"
 
 
-def add_function_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+def add_function_routes(router: APIRouter, service: Service, most_body_bytes: int, workers: JsonWorkers) -> None:
     """Add the routes."""
     functions = Functions(service)
 
@@ -42,7 +47,8 @@ def add_function_routes(router: APIRouter, service: Service, most_body_bytes: in
             http_span(service.tracing, request, _ROUTE, name) as span,
         ):
             body = await read_body(request, most_body_bytes)
-            answer = await unless_gone(request, _called(functions, request, body, name, counting=counting, span=span))
+            work = _called(functions, workers, request, body, name, counting=counting, span=span)
+            answer = await unless_gone(request, work)
             if span is not None:
                 span.set_status(answer.status_code)
             return answer
@@ -50,13 +56,27 @@ def add_function_routes(router: APIRouter, service: Service, most_body_bytes: in
     router.add_route(_ROUTE, call, methods=["POST"])
 
 
+async def _cloud_event(workers: JsonWorkers, request: Request, body: memoryview) -> CloudEvent | None:
+    """Return the CloudEvent that a request brings; None if it brings none. Raises as `cloud_event`."""
+    if len(body) > SMALL_BYTES and is_structured(request.headers.items()):
+        return await workers.read_event(caller_name(), body)
+    return cloud_event(request.headers.items(), body)
+
+
 async def _called(
-    functions: Functions, request: Request, body: memoryview, name: str, *, counting: Counting, span: RequestSpan | None
+    functions: Functions,
+    workers: JsonWorkers,
+    request: Request,
+    body: memoryview,
+    name: str,
+    *,
+    counting: Counting,
+    span: RequestSpan | None,
 ) -> Response:
     accepted = ",".join(request.headers.getlist("accept-encoding"))
     coding_for(accepted)  # refused before the function has run in vain
-    event = cloud_event(request.headers.items())
-    make = partial(event_request, body, event, request.headers.items())
+    event = await _cloud_event(workers, request, body)
+    make = partial(event_request, event or body, request.headers.items())
     asked = await asyncio.to_thread(make) if len(body) > COPIED_AT_ONCE_BYTES else make()
     text, answer = await functions.call(name, asked, span)
     counting.answer = answer

@@ -189,9 +189,10 @@ def _function_paths() -> Json:
     errors = {**_OF_MODEL, **_OF_RUN}
     call = _operation("Call a function with an event", "FunctionAnswer", errors, "Event")
     call["description"] = (
-        "The body is the event, any JSON; or a CloudEvent in binary mode, whose attributes are headers (ce-id, "
-        "ce-source, ce-type, ce-specversion), and whose data is the body. The answer is JSON; to a CloudEvent, one of "
-        "the type with `.response` behind it. What the handler raised is in `raised` of the error"
+        "The body is the event, any JSON; or a CloudEvent. In binary mode its attributes are headers (ce-id, "
+        "ce-source, ce-type, ce-specversion) and its data is the body; in structured mode the body is all of it, of "
+        "the type application/cloudevents+json. The answer is JSON; to a CloudEvent, one in binary mode of the type "
+        "with `.response` behind it. What the handler raised is in `raised` of the error"
     )
     call["responses"]["204"] = {"description": "the answer to a CloudEvent whose handler returned nothing"}
     call["responses"]["500"] = _answer("the handler failed, or the model is broken", reference("FunctionError"))

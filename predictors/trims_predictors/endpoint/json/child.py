@@ -1,7 +1,7 @@
 """The process that reads and writes large JSON for the endpoint, and counts the elements of large BYTES tensors.
 
-It also makes the bytes of tensors whose elements came one by one in a large message of gRPC, and reads and writes what
-belongs to OpenAI's API.
+It also makes the bytes of tensors whose elements came one by one in a large message of gRPC, reads and writes what
+belongs to OpenAI's API, and reads CloudEvents in structured mode.
 
 Whatever does that in C keeps Python's lock, so a thread of the endpoint would hold up all others. This process has no
 thread, no descriptor of the endpoint's but its own socket, and memory in proportion to what it is given.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<BQ")
 #: Jobs.
-READ, WRITE, COUNT, PACK, READ_OPENAI, WRITE_OPENAI = range(6)
+READ, WRITE, COUNT, PACK, READ_OPENAI, WRITE_OPENAI, READ_EVENT = range(7)
 #: Ends of jobs.
 DONE, REFUSED, TOO_LARGE = range(3)
 #: Memory for this process itself, and for each byte that it is given: a short text takes 20 times what it is in JSON.
@@ -108,6 +108,15 @@ def write_openai(head: Head, data: memoryview) -> Done:
     return {}, iter([text])
 
 
+def read_event(head: Head, data: memoryview) -> Done:
+    """A CloudEvent in structured mode: its attributes and the kind of its data, and the data."""
+    from trims_client.events import structured_event
+
+    del head
+    event = structured_event(data)
+    return {"attributes": event.attributes, "kind": event.kind}, iter([event.data])
+
+
 def _tensors(head: Head, data: memoryview) -> Iterator[Tensor]:
     for name, dtype, shape, nbytes in head["tensors"]:
         yield Tensor(name, dtype, tuple(shape), data[:nbytes])
@@ -142,6 +151,7 @@ def _elements_of(tensor: Tensor) -> Iterator[Tensor]:
 
 _DO = {
     READ: read, WRITE: write, COUNT: count, PACK: pack, READ_OPENAI: read_openai, WRITE_OPENAI: write_openai,
+    READ_EVENT: read_event,
 }  # fmt: skip
 
 

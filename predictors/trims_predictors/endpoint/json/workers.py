@@ -11,11 +11,21 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from trims_client.events import CloudEvent
+
 from trims.core.errors import BusyError, CallerError
 from trims.core.units import format_bytes
 from trims.manifests.serving import ITEM_BYTES
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.json.child import COUNT, PACK, READ, READ_OPENAI, WRITE, WRITE_OPENAI
+from trims_predictors.endpoint.json.child import (
+    COUNT,
+    PACK,
+    READ,
+    READ_EVENT,
+    READ_OPENAI,
+    WRITE,
+    WRITE_OPENAI,
+)
 from trims_predictors.endpoint.json.openai_answers import write_items
 from trims_predictors.endpoint.json.openai_requests import TextRequest, read_request
 from trims_predictors.endpoint.json.process import JsonProcess, TooMuchWorkError
@@ -97,6 +107,14 @@ class JsonWorkers:
             request.inputs.append(Tensor(name, dtype, tuple(shape), data[:nbytes], checked=True))
             data = data[nbytes:]
         return request
+
+    async def read_event(self, whose: str, body: memoryview) -> CloudEvent:
+        """Read a large CloudEvent in structured mode; see `structured_event`. Raises as it does, and as `parse`."""
+        try:
+            done = await self._do(whose, READ_EVENT, {}, [body])
+        except TooMuchWorkError as error:
+            raise _too_much(len(body), "send it in binary mode") from error
+        return CloudEvent(done.head["attributes"], done.head["kind"], done.data)
 
     async def write_openai(
         self, whose: str, form: str, facts: Mapping[str, Any], tensors: Sequence[Tensor]

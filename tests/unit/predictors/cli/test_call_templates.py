@@ -53,7 +53,7 @@ def heavy(daemon: Daemon, checkpoint: Callable[..., Path], folder: Path, monkeyp
         (own / f"uses_{module}.py").write_text(USES_HEAVY.format(module=module))
     return Call(
         runtime_dir=str(daemon.config.runtime_dir), handler=f"{own}/uses_heavy.py:handler", model="m", form="weights",
-        event=b"{}", repeat=0, compare=False, timeout_s=60.0, preload=(), picker=InterpreterSelection(),
+        event=[b"{}"], repeat=0, compare=False, timeout_s=60.0, preload=(), picker=InterpreterSelection(),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def call(daemon: Daemon, checkpoint: Callable[..., Path]) -> Call:
     register(daemon, checkpoint)
     return Call(
         runtime_dir=str(daemon.config.runtime_dir), handler=f"{HANDLERS}:handler", model="m", form="weights",
-        event=b'{"x": 3}', repeat=0, compare=False, timeout_s=60.0, preload=(), picker=InterpreterSelection(),
+        event=[b'{"x": 3}'], repeat=0, compare=False, timeout_s=60.0, preload=(), picker=InterpreterSelection(),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +12,17 @@ import pytest
 from asgi import Reply, call
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.http.app import build_app
+from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.shared_memory import SharedMemory
-from trims_predictors.tensors import from_array
+from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import BusyError, DeadlineError, ModelNotFoundError, PredictorError
 from trims.core.functions import Raised
 from trims.manifests.serving import NO_SIGNATURE
 
 EVENT = {"ce_id": "1", "ce_source": "/a", "ce_type": "t", "ce_specversion": "1.0", "content_type": "text/plain"}
+MOST_BYTES = 200_000
 
 
 class StandIn:
@@ -60,9 +63,12 @@ class StandIn:
 def ask(path: str, body: bytes = b"1", service: StandIn | None = None, method: str = "POST", **headers: str) -> Reply:
     async def run() -> Reply:
         stand_in: Any = service or StandIn()
-        return await call(
-            build_app(stand_in, most_body_bytes=1000, token=None, loopback=True), method, path, body, **headers
-        )
+        workers = JsonWorkers(MOST_BYTES)
+        app = build_app(stand_in, most_body_bytes=MOST_BYTES, token=None, loopback=True, workers=workers)
+        try:
+            return await call(app, method, path, body, **headers)
+        finally:
+            await workers.close()
 
     return asyncio.run(run())
 
@@ -82,6 +88,18 @@ def test_a_cloud_event_is_answered_by_an_event_or_by_nothing() -> None:
     assert ask("/functions/f", service=StandIn(b"null")).body == b"null"
 
 
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_an_event_in_structured_mode_goes_on_as_one_in_binary_mode(length: int) -> None:
+    in_body = {"id": "1", "source": "/a", "type": "t", "specversion": "1.0", "data": "a" * length}
+    body = json.dumps({**in_body, "datacontenttype": "text/plain"}).encode()
+    one, other = StandIn(), StandIn()
+    ask("/functions/f", in_body["data"].encode(), one, **EVENT)
+    reply = ask("/functions/f", body, other, content_type="application/cloudevents+json")
+    assert (reply.status, reply.headers["ce-type"]) == (200, "t.response")
+    parts, others = (to_array(each.asked.inputs[0]).tolist() for each in (one, other))
+    assert (json.loads(parts[0]), parts[1:]) == (json.loads(others[0]), others[1:])
+
+
 def test_functions_are_listed_and_models_are_not() -> None:
     assert ask("/functions", method="GET").json() == {
         "functions": [{"name": "f", "model": "f", "as": "weights", "handler": "f.py:h", "description": ""}]
@@ -95,7 +113,7 @@ RAISED = Raised("KeyError", "'x'", "/folder/f.py", 3, "h")
     ("path", "body", "error", "status"),
     [
         ("/functions/f", b"{", None, 400),
-        ("/functions/f", b"1" * 1001, None, 413),
+        ("/functions/f", b"1" * (MOST_BYTES + 1), None, 413),
         ("/functions/m", b"1", None, 400),
         ("/functions/unknown", b"1", None, 404),
         ("/functions/f", b"1", BusyError("full"), 503),

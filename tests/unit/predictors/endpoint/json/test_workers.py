@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 JOBS = {
     child.READ: child.read, child.WRITE: child.write, child.COUNT: child.count,
     child.PACK: child.pack, child.READ_OPENAI: child.read_openai, child.WRITE_OPENAI: child.write_openai,
+    child.READ_EVENT: child.read_event,
 }  # fmt: skip
 
 
@@ -264,6 +265,18 @@ def test_a_request_of_openai_is_the_same_wherever_it_is_read(texts: list[str]) -
             await workers.read_openai("", EMBEDDINGS, memoryview(json.dumps(texts).encode()))
 
     assert len(run(work)) == (0 if len(texts) == 2 else 3)
+
+
+def test_a_large_event_in_structured_mode_is_read_elsewhere() -> None:
+    event = {"id": "1", "source": "/a", "type": "t", "specversion": "1.0", "data": list(range(50_000))}
+
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        found = await workers.read_event("", memoryview(json.dumps(event).encode()))
+        assert found.value() == event
+        with pytest.raises(CallerError, match="no attribute id"):
+            await workers.read_event("", memoryview(json.dumps({**event, "id": ""}).encode()))
+
+    assert len(run(work)) == 2
 
 
 @pytest.mark.parametrize("rows", [2, 20_000])
