@@ -247,8 +247,9 @@ def image_of(folder: Path, **options: Any) -> Path:
     """Convert a folder as the daemon's converter would. Returns the file of the image, beside the folder."""
     from trims.formats.base import Artifact
     from trims.formats.transformers.converter import TransformersConverter
+    from trims.formats.transformers.folder import main_of_model
 
-    converter, main = TransformersConverter(), folder / "config.json"
+    converter, main = TransformersConverter(), main_of_model(folder)
     plan = converter.plan(Artifact("transformers", converter.files(main, options), options))
     image = folder.with_suffix(".image")
     with image.open("w+b") as file:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ArtifactNotFoundError, CallerError
 from trims.formats.folders import weights_in
 from trims.formats.transformers.converter import TransformersConverter
-from trims.formats.transformers.folder import CONFIG, is_model_folder, read_folder
-from trims.manifests.tasks import check_task, task_of
+from trims.formats.transformers.folder import is_model_folder, main_of_model, read_folder
+from trims.formats.transformers.task import tag_of, task_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_LETTERS = 128
 #: File names that say nothing about the model.
 _GENERIC = frozenset(
-    {"config", "model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"}
+    {"config", "modules", "model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"}
 )
 
 
@@ -67,10 +67,10 @@ def _refuse(options: Mapping[str, Any], unknown: frozenset[str], what: str) -> N
 
 def _for_model_folder(folder: Path, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest of a Hugging Face model. Reads all its files for their digests. Raises as `manifest_for`."""
-    converter, config = TransformersConverter(), folder / CONFIG
-    found = read_folder(config, with_code=bool(options.get("trust_remote_code")))
-    task = check_task(options["task"]) if "task" in options else task_of(found.config, found.embeds, str(folder))
-    files = converter.files(config, options)
+    converter, main = TransformersConverter(), main_of_model(folder)
+    found = read_folder(main, with_code=bool(options.get("trust_remote_code")))
+    task = task_in(found, options, tag=tag_of(folder))
+    files = converter.files(main, options)
     for file in files:
         check_text(file)
     with ThreadPoolExecutor() as threads:
@@ -78,7 +78,7 @@ def _for_model_folder(folder: Path, name: str | None, options: Mapping[str, Any]
     named = zip((str(file.relative_to(folder)) for file in files), digests, strict=True)
     architectures = found.config.get("architectures") or [""]
     return {
-        "name": name or _name_for(config),
+        "name": name or _name_for(main),
         "framework": {"name": "transformers"},
         "artifact": {
             "path": str(folder),

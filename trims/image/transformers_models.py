@@ -17,6 +17,8 @@ import torch
 from packaging.version import Version
 
 from trims.core.errors import ArtifactError, NotSupportedError
+from trims.image.static_embeddings import make_static
+from trims.manifests.sentence_modules import is_static, masks_words, read_modules
 from trims.manifests.tasks import EMBEDDING, FEATURES, auto_class
 from trims.process.packages import install_words
 
@@ -74,9 +76,12 @@ def make_module(
         ArtifactError: Tensors are missing, have other shapes or belong to more layers than the configuration says.
         NotSupportedError: The installed library does not know the architecture, or lacks what it needs.
     """
+    if described.task == EMBEDDING and is_static(read_modules(described.files)):
+        return make_static(state, what)
     transformers = library()
     with folder_of(described.files) as folder:
         config, kind = _class_of(transformers, folder, described, what, with_code)
+        _check_inputs(kind, described.task, what)
         with _explained(what, transformers), _quiet(transformers), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of what no file has, such as a pooler that the task does not use
             module, found = kind.from_pretrained(
@@ -114,7 +119,7 @@ def _class_of(transformers: Any, folder: str, described: Described, what: str, w
             f"{what}: its weights are quantized ({method}), which is not served from shared memory; take the model's "
             "weights in full or half precision"
         )
-    auto = auto_class(described.task, raw)
+    auto = auto_class(described.task, raw, masks_words=masks_words(read_modules(described.files)))
     with _explained(what, transformers):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
         mapped = getattr(config, "auto_map", None) or {}
@@ -133,6 +138,18 @@ def _class_of(transformers: Any, folder: str, described: Described, what: str, w
         return config, kinds
     named = {kind.__name__: kind for kind in kinds}
     return config, next((named[each] for each in raw.get("architectures") or () if each in named), kinds[0])
+
+
+def _check_inputs(kind: Any, task: str, what: str) -> None:
+    """Raise NotSupportedError for a class that reads pictures or sound where the task brings texts alone."""
+    stated = getattr(kind, "input_modalities", "text")
+    reads = (stated,) if isinstance(stated, str) else tuple(stated)
+    if task in (FEATURES, EMBEDDING) and reads != ("text",):
+        raise NotSupportedError(
+            f"{what}: {kind.__name__} reads {' and '.join(reads)}, and requests of the task {task} bring texts alone; "
+            "state another task (--task, in a manifest options.task), or add the file of weights itself, whose tensors "
+            "a predictor of your own may open"
+        )
 
 
 def _check(module: torch.nn.Module, found: Mapping[str, Any], task: str, what: str) -> None:

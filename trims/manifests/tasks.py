@@ -8,7 +8,7 @@ from trims.core.errors import CallerError, NotSupportedError
 from trims.manifests.serving import ANY, Signature, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION, FILL_MASK = "text-classification", "token-classification", "fill-mask"
 QUESTION_ANSWERING, ZERO_SHOT = "question-answering", "zero-shot-classification"
@@ -118,9 +118,16 @@ _BY_ENDING = (
     ("MTModel", TEXT_TO_TEXT),
 )
 #: Types of models whose ForConditionalGeneration hears.
-_HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "seamless_m4t", "seamless_m4t_v2"})
+HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "seamless_m4t", "seamless_m4t_v2"})
+#: Types of models that hear, and say a symbol for each frame.
+HEARING_FRAMES = frozenset(
+    (
+        "data2vec-audio", "hubert", "mctct", "parakeet_ctc", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2",
+        "wav2vec2-bert", "wav2vec2-conformer", "wavlm",
+    )
+)  # fmt: skip
 #: Types of models whose ForConditionalGeneration reads text and nothing else.
-_READING = frozenset(
+READING = frozenset(
     (
         "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5",
         "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet",
@@ -136,26 +143,25 @@ def check_task(task: object) -> str:
     return task
 
 
-def task_of(config: Mapping[str, Any], embeds: bool, where: str) -> str:
+def task_of(config: Mapping[str, Any], where: str, otherwise: Callable[[], str | None]) -> str:
     """Return the task of a model.
 
     Args:
         config: Its `config.json`.
-        embeds: It has modules of sentence-transformers, which make one embedding of each text.
         where: The folder, for errors.
+        otherwise: Returns the task by other signs, if no architecture is named.
 
-    Raises CallerError, with the list of tasks, if the architecture does not say it.
+    Raises CallerError, with the list of tasks, if nothing says it.
     """
-    if embeds:
-        return EMBEDDING
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    found = _of_architecture(architecture, str(config.get("model_type", "")))
+    is_head = architecture and not architecture.endswith("ForPreTraining")
+    found = _of_architecture(architecture, str(config.get("model_type", ""))) if is_head else otherwise()
     if found is None:
         said = (
             f"its architecture {architecture!r:.100} says no task"
             if architecture
-            else "its config.json names no architecture, which would say the task"
+            else "its config.json names no architecture, and its weights say no task"
         )
         raise CallerError(f"{where}: {said}; state one of {', '.join(TASKS)} (--task, in a manifest options.task)")
     return found
@@ -166,19 +172,32 @@ def _of_architecture(architecture: str, model_type: str) -> str | None:
         if architecture.endswith(ending):
             return task
     if architecture.endswith("ForConditionalGeneration"):
-        if model_type in _HEARING:
+        if model_type in HEARING:
             return SPEECH
-        return TEXT_TO_TEXT if model_type in _READING else None
+        return TEXT_TO_TEXT if model_type in READING else None
     if architecture.endswith("Model") and "For" not in architecture:
         return FEATURES
     return None
 
 
-def auto_class(task: str, config: Mapping[str, Any]) -> str:
-    """Return the class of transformers that makes the module of a task for a configuration."""
+def auto_class(task: str, config: Mapping[str, Any], *, masks_words: bool = False) -> str:
+    """Return the class of transformers that makes the module of a task for a configuration.
+
+    Args:
+        task: The task.
+        config: `config.json`.
+        masks_words: Embeddings are made of the scores of masked words, as SPLADE's are.
+    """
+    if masks_words and task == EMBEDDING:
+        return TASKS[FILL_MASK].auto
     named = config.get("architectures")
-    hears_frames = task == SPEECH and any(str(each).endswith("ForCTC") for each in named or ())
-    return CTC if hears_frames else TASKS[task].auto
+    hears_frames = any(str(each).endswith("ForCTC") for each in named) if named else is_of_frames(config)
+    return CTC if task == SPEECH and hears_frames else TASKS[task].auto
+
+
+def is_of_frames(config: Mapping[str, Any]) -> bool:
+    """Return whether a model hears, and says a symbol for each frame, by its type."""
+    return config.get("model_type") in HEARING_FRAMES
 
 
 def check_batches(task: str, max_batch_size: int, model: str) -> None:

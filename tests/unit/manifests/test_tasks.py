@@ -29,7 +29,7 @@ from trims.manifests.tasks import CTC, TASKS, auto_class, check_task, signature_
     ],
 )
 def test_an_architecture_says_its_task(architecture: str, model_type: str, task: str) -> None:
-    assert task_of({"architectures": [architecture], "model_type": model_type}, embeds=False, where="f") == task
+    assert task_of({"architectures": [architecture], "model_type": model_type}, "f", lambda: None) == task
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_architecture_says_its_task(architecture: str, model_type: str, task:
 )
 def test_an_architecture_that_says_nothing_is_refused_with_all_tasks(config: dict[str, Any]) -> None:
     with pytest.raises(CallerError) as refused:
-        task_of(config, embeds=False, where="/models/new")
+        task_of(config, "/models/new", lambda: None)
     assert all(task in str(refused.value) for task in TASKS)
     assert "/models/new" in str(refused.value)
 
@@ -54,17 +54,18 @@ def test_an_architecture_that_says_nothing_is_refused_with_all_tasks(config: dic
     ("named", "words"),
     [
         (["SomethingNew"], "f: its architecture 'SomethingNew' says no task; state one of "),
-        ([], "f: its config.json names no architecture, which would say the task; state one of "),
+        ([], "f: its config.json names no architecture, and its weights say no task; state one of "),
     ],
 )
 def test_what_says_no_task_is_told_in_a_sentence(named: list[str], words: str) -> None:
     with pytest.raises(CallerError) as refused:
-        task_of({"architectures": named}, embeds=False, where="f")
+        task_of({"architectures": named}, "f", lambda: None)
     assert str(refused.value).startswith(words)
 
 
-def test_modules_of_sentence_transformers_make_embeddings_whatever_the_architecture() -> None:
-    assert task_of({"architectures": ["MPNetForMaskedLM"]}, embeds=True, where="f") == "sentence-embedding"
+@pytest.mark.parametrize("named", [None, [], ["BertForPreTraining"]])
+def test_without_an_architecture_that_says_the_task_other_signs_do(named: object) -> None:
+    assert task_of({"architectures": named, "model_type": "bert"}, "f", lambda: "fill-mask") == "fill-mask"
 
 
 def test_an_unknown_task_is_refused() -> None:

@@ -1,11 +1,12 @@
 """Folders of Hugging Face models: `config.json`, weights, tokenizer and what else is beside them, as one model.
 
-The main file is `config.json`. Weights are read as the formats `safetensors` and `torch` read them. The image carries
-the describing files and the module's skeleton, which the architecture's class in transformers gives: a session has
-module and tokenizer without the folder. A folder is also served in place: sessions then make the module themselves.
+The main file is `config.json`, or `modules.json` of a folder without that. Weights are read as the formats
+`safetensors` and `torch` read them. The image carries the describing files and the module's skeleton, which the
+architecture's class in transformers gives: a session has module and tokenizer without the folder. A folder is also
+served in place: sessions then make the module themselves.
 
 Options:
-    task: what the model answers (`trims.manifests.tasks`); by default what its architecture says.
+    task: what the model answers (`trims.manifests.tasks`); by default what the folder says.
     weights: name of the file with the weights, where the folder has several.
     trust_remote_code: run the Python files that `config.json` names (`auto_map`).
     allow_pickle: as for format `torch`, for weights in pickled files.
@@ -16,19 +17,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trims.core.errors import ArtifactError, CallerError
-from trims.formats.base import Artifact, check_options
+from trims.core.errors import ArtifactError, CallerError, NotSupportedError
+from trims.formats.base import check_options
 from trims.formats.safetensors.converter import SafetensorsConverter
-from trims.formats.torch.converter import TorchConverter
 from trims.formats.transformers.folder import CONFIG, ModelFolder, read_folder
+from trims.formats.transformers.task import task_in
+from trims.formats.transformers.weights import format_of, weight_options, weights_of
 from trims.image.model_files import Described, with_files
 from trims.image.program import TRANSFORMERS, TRANSFORMERS_CODE, Program
-from trims.manifests.tasks import check_task, signature_of, task_of
+from trims.manifests.sentence_modules import MODULES
+from trims.manifests.tasks import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from trims.formats.base import Artifact
     from trims.image.plan import Contents, ImagePlan
     from trims.manifests.serving import Signature
 
@@ -39,7 +43,7 @@ class TransformersConverter:
     """See the module."""
 
     format: ClassVar[str] = "transformers"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
@@ -53,14 +57,16 @@ class TransformersConverter:
         return ("torch", "transformers")
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """Return whether the file is a `config.json` that names a type of models, or an architecture."""
+        """Return whether the file is a `config.json` that names a type of models, or a list of modules."""
+        if main.name == MODULES:
+            return b'"type"' in first_bytes
         return main.name == CONFIG and (b'"model_type"' in first_bytes or b'"architectures"' in first_bytes)
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """Return `config.json`, the weights, and all that describes the model beside them."""
+        """Return the main file, the weights, and all that describes the model beside them."""
         folder = _folder(main, options)
-        weights = _format_of(folder).files(folder.weights, _weight_options(options))
-        describing = [path for name, path in folder.describing.items() if name != CONFIG and path not in weights]
+        weights = format_of(folder.weights).files(folder.weights, weight_options(options))
+        describing = [path for path in folder.describing.values() if path != main and path not in weights]
         return (main, *weights, *describing)
 
     def plan(self, artifact: Artifact) -> ImagePlan:
@@ -68,7 +74,7 @@ class TransformersConverter:
         from trims.formats.transformers.skeleton import contents_of
 
         folder = _folder(artifact.files[0], artifact.options)
-        weights = _weights(folder, artifact.options)
+        weights = weights_of(folder.weights, artifact.options)
         trusted = bool(artifact.options.get("trust_remote_code"))
         return contents_of(weights, _described(folder, artifact.options), with_code=trusted).plan()
 
@@ -81,16 +87,16 @@ class TransformersConverter:
         """Return the tensors of the weights' files, with a program that a session makes the module of."""
         options = artifact.options
         folder = _folder(artifact.files[0], options)
-        found = _format_of(folder).contents(_weights(folder, options))
+        found = format_of(folder.weights).contents(weights_of(folder.weights, options))
         kind = TRANSFORMERS_CODE if options.get("trust_remote_code") else TRANSFORMERS
         return replace(found, program=with_files(Program(kind), _described(folder, options)))
 
     def described_bytes(self, artifact: Artifact) -> int:
         """Return about how many bytes `contents` parses: those of the weights' headers."""
         folder = _folder(artifact.files[0], artifact.options)
-        chosen = _format_of(folder)
+        chosen = format_of(folder.weights)
         return (
-            chosen.described_bytes(_weights(folder, artifact.options))
+            chosen.described_bytes(weights_of(folder.weights, artifact.options))
             if isinstance(chosen, SafetensorsConverter)
             else 0
         )
@@ -119,33 +125,20 @@ def _folder(main: Path, options: Mapping[str, Any]) -> ModelFolder:
         raise ArtifactError(f"{main}: the option trust_remote_code must be true or false, not {trusted!r:.100}")
     try:
         return read_folder(main, weights, with_code=trusted)
+    except NotSupportedError:
+        raise
     except CallerError as error:
         raise ArtifactError(str(error)) from error
 
 
 def _task(folder: ModelFolder, options: Mapping[str, Any]) -> str:
     try:
-        if "task" in options:
-            return check_task(options["task"])
-        return task_of(folder.config, folder.embeds, str(folder.path))
+        return task_in(folder, options)
+    except NotSupportedError:
+        raise
     except CallerError as error:
         raise ArtifactError(str(error)) from error
 
 
 def _described(folder: ModelFolder, options: Mapping[str, Any]) -> Described:
     return Described(_task(folder, options), folder.read())
-
-
-def _format_of(folder: ModelFolder) -> SafetensorsConverter | TorchConverter:
-    name = folder.weights.name
-    return SafetensorsConverter() if ".safetensors" in name else TorchConverter()
-
-
-def _weight_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("allow_pickle",) if name in options}
-
-
-def _weights(folder: ModelFolder, options: Mapping[str, Any]) -> Artifact:
-    """Return the folder's weights as an artifact of their own format."""
-    chosen, given = _format_of(folder), _weight_options(options)
-    return Artifact(chosen.format, chosen.files(folder.weights, given), given)

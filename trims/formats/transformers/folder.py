@@ -2,7 +2,8 @@
 
 Read are `config.json`, one set of weights (safetensors before PyTorch's pickled files, an index before its shards),
 files of tokenizers, image processors and feature extractors, `generation_config.json`, and what `modules.json` of
-sentence-transformers names. Standard library only.
+sentence-transformers names: the first module may lie in a folder of its own, and need no `config.json`. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError, NotSupportedError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
 from trims.core.units import format_bytes
-from trims.formats.folders import weights_in
+from trims.formats.folders import refuse_adapter, weights_in
 from trims.formats.foreign import describe_failed_download, first_bytes_of
+from trims.manifests.sentence_modules import MODULES, PROMPTS, STATIC, listed_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-CONFIG, MODULES, GENERATION_CONFIG = "config.json", "modules.json", "generation_config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 #: Formats of weights that a module can be made of, by the end of the file's name.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _INDEX = re.compile(r"\.index(\.[^./]+)?\.json\Z")
@@ -36,6 +38,8 @@ _OTHER = re.compile(
     r"(trainer_state|training_args|all_results|eval_results|train_results|data_config|model_index)\.json\Z"
 )
 _CODE = re.compile(r"[A-Za-z_]\w*\.py\Z")
+#: Files that say which modules of sentence-transformers there are, and how they are set.
+_OF_MODULES = re.compile(r"(modules|config_sentence_transformers|sentence_[a-z-]+_config|.+/config)\.json\Z")
 #: Limits of what describes a model: the largest tokenizers have some 50 MB.
 _MOST_FILES, _MOST_BYTES, _MOST_CONFIG_BYTES, _MOST_MODULES = 64, 256 << 20, 16 << 20, 32
 #: Weights of a module of sentence-transformers beside the transformer, such as a dense layer, best first.
@@ -48,9 +52,10 @@ class ModelFolder:
 
     Attributes:
         path: The folder.
-        config: `config.json`, read.
+        config: `config.json`, read; empty for a model without, which has no transformer.
         weights: File with the weights, or their index.
-        describing: All other files that the model is made from, by their names in the folder.
+        describing: All other files that the model is made from, by their names in the model: those of the first module
+            of `modules.json` have no folder.
         embeds: `modules.json` makes one embedding of each text.
     """
 
@@ -64,59 +69,79 @@ class ModelFolder:
         """Return the content of all describing files by name. Raises ArtifactError."""
         return {name: _content(path) for name, path in self.describing.items()}
 
+    def read_lists(self) -> dict[str, bytes]:
+        """Return, as `read`, the files that say which modules of sentence-transformers there are."""
+        wanted = (name for name in self.describing if name != CONFIG and _OF_MODULES.match(name))
+        return {name: _content(self.describing[name]) for name in wanted}
+
 
 def is_model_folder(folder: Path) -> bool:
     """Return whether a folder holds a model of Hugging Face's libraries, with weights that a module can be made of.
 
-    Raises ArtifactError for a `config.json` that is there and no JSON object.
+    Raises ArtifactError for a `config.json` that is there and no JSON object, or a `modules.json` that is no list.
     """
-    if not os.path.lexists(folder / CONFIG):
+    config = read_config(folder / CONFIG) if os.path.lexists(folder / CONFIG) else {}
+    modules = _modules(folder)
+    if not modules and not _names_model(config):
         return False
-    config = read_config(folder / CONFIG)
+    place = _place(folder, modules)
     try:
-        weights = weights_in(folder)
+        return weights_in(place).name.endswith(_WEIGHTS)
     except (ArtifactError, CallerError):
         return False
-    return _names_model(config) and weights.name.endswith(_WEIGHTS)
 
 
 def main_in(folder: Path) -> Path:
-    """Return the file by which a model's folder is opened: `config.json` of a Hugging Face model, else the weights.
+    """Return the file by which a model's folder is opened: that of `main_of_model`, else the weights.
 
     Raises CallerError for a folder without weights, or with several files that may be meant; ArtifactError for a
-    `config.json` that is none.
+    `config.json` or `modules.json` that is none; NotSupportedError for a folder with an adapter.
     """
-    return folder / CONFIG if is_model_folder(folder) else weights_in(folder)
+    return main_of_model(folder) if is_model_folder(folder) else weights_in(folder)
+
+
+def main_of_model(folder: Path) -> Path:
+    """Return the file by which the folder of a Hugging Face model is opened: `config.json`, else `modules.json`."""
+    return folder / (CONFIG if os.path.lexists(folder / CONFIG) else MODULES)
 
 
 def _names_model(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("model_type"), str) or isinstance(config.get("architectures"), list)
 
 
-def read_folder(config: Path, weights: str = "", *, with_code: bool = False) -> ModelFolder:
-    """Look at the folder of a `config.json`.
+def read_folder(main: Path, weights: str = "", *, with_code: bool = False) -> ModelFolder:
+    """Look at the folder of a `config.json`, or of a `modules.json` without one beside it.
 
     Args:
-        config: That file.
+        main: That file.
         weights: Name of the file with the weights, where a folder has several; empty to choose.
         with_code: Python files of the folder belong to the model.
 
-    Raises ArtifactError, ArtifactNotFoundError for what is missing, CallerError where several weights may be meant.
+    Raises ArtifactError, ArtifactNotFoundError for what is missing, CallerError where several weights may be meant,
+    NotSupportedError for a folder with an adapter.
     """
-    folder = config.parent
-    if not config.is_file():
-        raise ArtifactNotFoundError(f"{config} is not a file; a folder of a Hugging Face model has one")
+    folder = main.parent
+    if not main.is_file():
+        raise ArtifactNotFoundError(f"{main} is not a file; a folder of a Hugging Face model has one")
     modules = _modules(folder)
-    found = {CONFIG: config, **dict(_describing(folder, with_code))}
-    for module in modules:
+    place = _place(folder, modules)
+    refuse_adapter(place)
+    found = dict(_describing(place, with_code))
+    if place != folder:
+        found.update((name, folder / name) for name in (MODULES, PROMPTS) if (folder / name).is_file())
+    for _, module in modules[1:]:
         found.update(_of_module(folder, module))
     _check_sizes(folder, found)
     if GENERATION_CONFIG in found:
         read_config(found[GENERATION_CONFIG])  # the library's own words name a copy that is gone by then
-    chosen = folder / weights if weights else weights_in(folder)
+    static = bool(modules) and modules[0][0] == STATIC
+    if CONFIG not in found and not static:
+        raise ArtifactNotFoundError(f"{place / CONFIG} is not a file; the folder of a transformer has one")
+    chosen = place / weights if weights else weights_in(place)
     if not chosen.is_file():
         raise ArtifactNotFoundError(f"{chosen} is not a file; correct the option weights")
-    return ModelFolder(folder, read_config(config), chosen, dict(sorted(found.items())), bool(modules))
+    config = read_config(found[CONFIG]) if CONFIG in found else {}
+    return ModelFolder(folder, config, chosen, dict(sorted(found.items())), static or len(modules) > 1)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -158,26 +183,26 @@ def _describing(folder: Path, with_code: bool) -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
-def _modules(folder: Path) -> list[str]:
-    """Return the folders that `modules.json` names beside the transformer's. Raises ArtifactError."""
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Return kind and folder of each module of `modules.json`; none without that. Raises ArtifactError."""
     path = folder / MODULES
     if not path.is_file():
         return []
-    try:
-        listed = json.loads(path.read_bytes())
-        names = [str(each["path"]).strip("/") for each in listed]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ArtifactError(f"{path} is no list of modules: {error!r:.200}") from error
-    if not 0 < len(names) <= _MOST_MODULES:
-        raise ArtifactError(f"{path} names {len(names)} modules; a model has 1 to {_MOST_MODULES}")
-    for name in names:
+    listed = listed_modules(_content_of_config(path), str(path))
+    if not 0 < len(listed) <= _MOST_MODULES:
+        raise ArtifactError(f"{path} names {len(listed)} modules; a model has 1 to {_MOST_MODULES}")
+    for _, name in listed:
         if name.startswith(("/", "~")) or ".." in name.split("/"):
             raise ArtifactError(f"{path} names the module {name!r:.100}, which leaves the folder")
-    if names[0]:
-        raise NotSupportedError(
-            f"{path}: the transformer lies in {names[0]!r}, not beside it: name its folder, {folder / names[0]}"
-        )
-    return names[1:]
+    return listed
+
+
+def _place(folder: Path, modules: Sequence[tuple[str, str]]) -> Path:
+    """Return the folder with the weights, which is that of the first module. Raises ArtifactNotFoundError."""
+    place = folder / modules[0][1] if modules else folder
+    if not place.is_dir():
+        raise ArtifactNotFoundError(f"{folder / MODULES} names the module {place}, which is no folder: fetch it")
+    return place
 
 
 def _of_module(folder: Path, module: str) -> Iterator[tuple[str, Path]]:

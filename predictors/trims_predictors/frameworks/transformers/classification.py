@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import pipeline
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.manifests.sentence_modules import function_to_apply
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.requests import padded, strings, texts_of
@@ -36,11 +38,19 @@ class _TextPipeline:
         self.tokenizer = parts.tokenizer()
         self.module = parts.module
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)
-        given = {name: parts.options[name] for name in self.options if name in parts.options}
+        given = {
+            **self.defaults(parts),
+            **{name: parts.options[name] for name in self.options if name in parts.options},
+        }
         self._batch = parts.options.get("batch_size", 1)
         self.pipeline = pipeline(
             self.task, model=parts.module, tokenizer=self.tokenizer, device=parts.module.device, **given
         )
+
+    def defaults(self, parts: Parts) -> dict[str, Any]:
+        """Return the pipeline's settings that the folder states."""
+        del parts
+        return {}
 
     def run(self, rows: Sequence[Any], **options: Any) -> list[Any]:
         """Return the pipeline's answer for each row, which are none for none."""
@@ -57,6 +67,12 @@ class TextClassification(_TextPipeline):
 
     task = "text-classification"
     options = ("top_k", "function_to_apply")
+
+    def defaults(self, parts: Parts) -> dict[str, Any]:
+        """Return what a CrossEncoder makes scores of its logits with, if the model is one."""
+        config = json.loads(parts.described.files["config.json"])
+        applied = function_to_apply(config, parts.described.files, "the model's folder")
+        return {} if applied is None else {"function_to_apply": applied}
 
     def __call__(self, inputs: Inputs) -> Answer:
         """Return label and score of each text, or of its best `top_k` classes."""

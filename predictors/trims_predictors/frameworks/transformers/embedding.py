@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load as load_safetensors
 
 from trims.core.errors import NotSupportedError
+from trims.image.static_embeddings import TABLE
+from trims.manifests.sentence_modules import (
+    POOLINGS,
+    PROMPTS,
+    Module,
+    check_modules,
+    is_static,
+    read_modules,
+    settings_in,
+)
 from trims_predictors.frameworks.transformers.answers import Answer
 from trims_predictors.frameworks.transformers.options import TEXT, check_options
+from trims_predictors.frameworks.transformers.sentence_layers import layers_of, pool_of
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from trims_predictors.frameworks.transformers.answers import Parts
     from trims_predictors.frameworks.transformers.requests import Inputs
 
-    #: Token vectors of shape (rows, tokens, width) and the mask of tokens -> one vector for each row.
-    Pooling = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    Layer = Callable[[torch.Tensor], torch.Tensor]
-
 _BATCH = 32
-_MODULES, _SETTINGS, _PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 
 
 class Features:
@@ -72,26 +76,23 @@ def _accepted(module: torch.nn.Module, tokens: Mapping[str, torch.Tensor]) -> di
 
 
 class SentenceEmbedding:
-    """One vector of each text, by the folder's own pooling, layers and normalization."""
+    """One vector of each text, by the folder's own modules of sentence-transformers."""
 
     def __init__(self, parts: Parts) -> None:
         check_options(parts.options, (*TEXT, "batch_size", "normalize", "pooling", "prompt"), "sentence-embedding")
-        files, options = parts.described.files, dict(parts.options)
-        self._tokenizer, self._module = parts.tokenizer(), parts.module
-        settings = json.loads(files[_SETTINGS]) if _SETTINGS in files else {}
-        if settings.get("max_seq_length") and "max_length" not in options:
-            options["max_length"] = settings["max_seq_length"]
-        self._lower = bool(settings.get("do_lower_case"))
-        self._limit = LengthLimit(self._tokenizer, parts.module.config, options, truncation=True)
+        files, options = parts.described.files, parts.options
+        modules = read_modules(files)
+        check_modules(modules, "the model's folder")
         self._batch = options.get("batch_size", _BATCH)
         self._prompt = _prompt_of(files, options.get("prompt"))
-        self._pool, self._layers = _modules_of(files, options, self._prompt)
+        self._reader = StaticReader(parts) if is_static(modules) else TransformerReader(parts, modules, self._prompt)
+        self._layers = layers_of(modules[1:], files, options.get("normalize"))
 
     def __call__(self, inputs: Inputs) -> Answer:
         """Return the embedding of each text, FP32 of shape (rows, width)."""
         texts = inputs.texts()
         inputs.check_all_read()
-        self._limit.check([self._prompt + each for each in texts])
+        self._reader.check([self._prompt + each for each in texts])
         counts = np.zeros(len(texts), dtype=np.int64)
         found = self.embed(texts, counts)
         return Answer(
@@ -115,150 +116,85 @@ class SentenceEmbedding:
             vectors, counts[chosen] = self._run([texts[each] for each in chosen])
             for index, vector in zip(chosen, vectors, strict=True):
                 found[index] = vector
-        width = self._module.config.hidden_size if not found else len(found[0])
+        width = self._reader.width if not found else len(found[0])
         return np.stack(found).astype(np.float32) if found else np.zeros((0, width), dtype=np.float32)
 
     def _run(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        prepared = [self._prompt + (each.lower() if self._lower else each) for each in texts]
+        vectors, counts = self._reader.read(self._prompt, texts)
+        for layer in self._layers:
+            vectors = layer(vectors)
+        return vectors.float().cpu().numpy(), counts
+
+
+class TransformerReader:
+    """Vectors of texts: those of a transformer's tokens, pooled.
+
+    Args:
+        parts: Of the model.
+        modules: The folder's; none for a folder without `modules.json`.
+        prompt: Text before each text.
+    """
+
+    def __init__(self, parts: Parts, modules: Sequence[Module], prompt: str) -> None:
+        settings, options = settings_in(parts.described.files), dict(parts.options)
+        self._tokenizer, self._module = parts.tokenizer(), parts.module
+        if settings.get("max_seq_length") and "max_length" not in options:
+            options["max_length"] = settings["max_seq_length"]
+        self._lower = bool(settings.get("do_lower_case"))
+        limit = LengthLimit(self._tokenizer, parts.module.config, options, truncation=True)
+        self.check, self._limit = limit.check, limit
+        self.width = parts.module.config.hidden_size
+        pooling = next((each for each in modules if each.kind in POOLINGS), None)
+        if prompt and pooling is not None and pooling.config.get("include_prompt") is False:
+            raise NotSupportedError("the folder's pooling leaves out its prompt, which is not supported")
+        self._pool = pool_of(pooling, options.get("pooling"))
+
+    def read(self, prompt: str, texts: Sequence[str]) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+        """Return one vector of each text, and the number of its tokens."""
+        prepared = [prompt + (each.lower() if self._lower else each) for each in texts]
         tokens = self._tokenizer(prepared, return_tensors="pt", padding=True, **self._limit.arguments())
         tokens = tokens.to(self._module.device)
         hidden = self._module(**_accepted(self._module, tokens))[0]
-        vectors = self._pool(hidden, tokens["attention_mask"])
-        for layer in self._layers:
-            vectors = layer(vectors)
-        return vectors.float().cpu().numpy(), tokens["attention_mask"].sum(1).cpu().numpy()
+        counts: np.ndarray[Any, Any] = tokens["attention_mask"].sum(1).cpu().numpy()
+        return self._pool(hidden, tokens["attention_mask"]), counts
+
+
+class StaticReader:
+    """Vectors of texts: the mean of those that a table has for their tokens."""
+
+    def __init__(self, parts: Parts) -> None:
+        from tokenizers import Tokenizer
+
+        unknown = sorted({"max_length", "truncation", "pooling"} & parts.options.keys())
+        if unknown:
+            raise NotSupportedError(f"predictor.options has {unknown[0]!r}, which a static embedding does not know")
+        content = parts.described.files.get("tokenizer.json")
+        if content is None:
+            raise NotSupportedError(
+                "the model's folder has no tokenizer.json, which a static embedding needs; put it there"
+            )
+        self._tokenizer = Tokenizer.from_str(content.decode())
+        self._tokenizer.no_padding()
+        self._bag = parts.module.get_submodule(TABLE)
+        self.check = LengthLimit(None, None, parts.options).check_bytes
+        self.width = self._bag.embedding_dim
+
+    def read(self, prompt: str, texts: Sequence[str]) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+        """Return one vector of each text, and the number of its tokens."""
+        rows = self._tokenizer.encode_batch([prompt + each for each in texts], add_special_tokens=False)
+        counts = np.array([len(row.ids) for row in rows], dtype=np.int64)
+        numbers = torch.tensor([number for row in rows for number in row.ids], dtype=torch.long)
+        begins = torch.from_numpy(np.concatenate([[0], counts[:-1]]).cumsum())
+        place = self._bag.weight.device
+        return self._bag(numbers.to(place), begins.to(place)), counts
 
 
 def _prompt_of(files: Mapping[str, bytes], chosen: str | None) -> str:
     """Return the text before each text: that of the chosen name, or the folder's default."""
-    stated = json.loads(files[_PROMPTS]) if _PROMPTS in files else {}
+    stated = json.loads(files[PROMPTS]) if PROMPTS in files else {}
     prompts, default = stated.get("prompts") or {}, stated.get("default_prompt_name")
     name = chosen or default
     if name and name not in prompts:
         known = ", ".join(prompts) or "none"
         raise NotSupportedError(f"the folder has no prompt {name!r}; it has {known}")
     return str(prompts[name]) if name else ""
-
-
-def _modules_of(files: Mapping[str, bytes], options: Mapping[str, Any], prompt: str) -> tuple[Pooling, list[Layer]]:
-    """Return the pooling and the layers behind it that `modules.json` lists. Raises NotSupportedError."""
-    listed = json.loads(files[_MODULES]) if _MODULES in files else []
-    pool: Pooling | None = None
-    layers: list[Layer] = []
-    for each in listed[1:]:
-        kind, path = str(each["type"]).rpartition(".")[2], str(each["path"]).strip("/")
-        if kind == "Pooling":
-            config = json.loads(files[f"{path}/config.json"])
-            if prompt and config.get("include_prompt") is False:
-                raise NotSupportedError("the folder's pooling leaves out its prompt, which is not supported")
-            pool = _pooling(config)
-        elif kind == "Normalize":
-            layers.append(_normalize)
-        elif kind == "Dense":
-            layers.append(_dense(files, path))
-        elif kind != "Dropout":
-            raise NotSupportedError(f"modules.json of the folder has a {kind}, which is not supported")
-    if "pooling" in options:
-        pool = _pooling({"pooling_mode": options["pooling"]})
-    if options.get("normalize", False) and _normalize not in layers:
-        layers.append(_normalize)
-    if options.get("normalize") is False:
-        layers = [each for each in layers if each is not _normalize]
-    return pool or _mean, layers
-
-
-def _normalize(vectors: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.normalize(vectors, p=2, dim=1)
-
-
-def _dense(files: Mapping[str, bytes], path: str) -> Layer:
-    """Return a linear layer with its activation."""
-    config = json.loads(files[f"{path}/config.json"])
-    if config.get("use_residual"):
-        raise NotSupportedError(
-            f"the module {path} of the folder adds its input (use_residual), which is not supported"
-        )
-    if (content := files.get(f"{path}/model.safetensors")) is not None:
-        state = load_safetensors(content)
-    elif (content := files.get(f"{path}/pytorch_model.bin")) is not None:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    else:
-        raise NotSupportedError(f"the folder has no weights of its module {path}")
-    weight, bias = state["linear.weight"], state.get("linear.bias")
-    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid"):
-        raise NotSupportedError(f"the module {path} of the folder has the activation {name}, which is not supported")
-    activation = getattr(torch.nn, name)()
-
-    def layer(vectors: torch.Tensor) -> torch.Tensor:
-        place = vectors.device
-        own = None if bias is None else bias.to(place, vectors.dtype)
-        made: torch.Tensor = activation(torch.nn.functional.linear(vectors, weight.to(place, vectors.dtype), own))
-        return made
-
-    return layer
-
-
-# -- poolings, in the order in which sentence-transformers joins those that are switched on ---------------------------
-
-
-def _masked(mask: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    return mask.unsqueeze(-1).expand(vectors.shape).to(vectors.dtype)
-
-
-def _cls(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the vector of the first token that is no padding."""
-    first = mask.to(torch.int64).argmax(1)
-    return vectors[torch.arange(len(vectors), device=vectors.device), first]
-
-
-def _max(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return vectors.masked_fill(_masked(mask, vectors) == 0, float("-inf")).max(1).values
-
-
-def _mean(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    kept = _masked(mask, vectors)
-    return (vectors * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
-
-
-def _mean_sqrt(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    kept = _masked(mask, vectors)
-    return (vectors * kept).sum(1) / kept.sum(1).clamp(min=1e-9).sqrt()
-
-
-def _weighted_mean(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    kept = _masked(mask, vectors) * mask.cumsum(1).to(vectors.dtype).unsqueeze(-1)
-    return (vectors * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
-
-
-def _last(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the vector of the last token that is no padding."""
-    last = mask.shape[1] - 1 - mask.flip(1).to(torch.int64).argmax(1)
-    return vectors[torch.arange(len(vectors), device=vectors.device), last]
-
-
-_POOLINGS: Mapping[str, Pooling] = {
-    "cls_token": _cls, "max_tokens": _max, "mean_tokens": _mean, "mean_sqrt_len_tokens": _mean_sqrt,
-    "weightedmean_tokens": _weighted_mean, "lasttoken": _last,
-}  # fmt: skip
-#: Short names, as `pooling_mode` of newer folders and the option `pooling` have them.
-_MODES = {
-    "cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len": "mean_sqrt_len_tokens",
-    "weightedmean": "weightedmean_tokens",
-}  # fmt: skip
-
-
-def _pooling(config: Mapping[str, Any]) -> Pooling:
-    """Return the poolings of a module, their vectors one behind the other. Raises NotSupportedError."""
-    mode = config.get("pooling_mode")
-    if mode is None:
-        switched = [name for name in _POOLINGS if config.get(f"pooling_mode_{name}")] or ["mean_tokens"]
-    else:
-        switched = [_MODES.get(each, each) for each in ([mode] if isinstance(mode, str) else mode)]
-    unknown = [name for name in switched if name not in _POOLINGS]
-    if unknown:
-        raise NotSupportedError(f"the folder's pooling is {', '.join(unknown)}; known are {', '.join(_POOLINGS)}")
-    chosen = [_POOLINGS[name] for name in switched]
-    if len(chosen) == 1:
-        return chosen[0]
-    return lambda vectors, mask: torch.cat([pool(vectors, mask) for pool in chosen], 1)

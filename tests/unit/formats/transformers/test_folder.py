@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError, NotSupportedError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
 from trims.formats.transformers import folder as folders
 from trims.formats.transformers.folder import is_model_folder, main_in, read_config, read_folder
 
@@ -139,7 +139,7 @@ def test_modules_of_sentence_transformers_bring_their_folders(tmp_path: Path) ->
         ('[{"path": ""}, {"path": "../../etc"}]', ArtifactError),
         ('[{"type": "a"}]', ArtifactError),
         (json.dumps([{"path": ""}] * 100), ArtifactError),
-        ('[{"path": "0_Transformer"}]', NotSupportedError),
+        ('[{"path": "0_Transformer"}]', ArtifactNotFoundError),
     ],
 )
 def test_modules_that_are_none_are_refused(tmp_path: Path, modules: str, error: type[Exception]) -> None:

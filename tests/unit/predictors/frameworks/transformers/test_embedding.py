@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,31 +101,6 @@ def test_the_manifest_may_say_another_pooling(tmp_path: Path) -> None:
     for options in ({"pooling": "median"}, {"normalize": 3}):
         with pytest.raises(NotSupportedError), loaded(folder, options):
             pass
-
-
-@pytest.mark.parametrize(
-    ("module", "config", "words"),
-    [
-        ("LSTM", None, "LSTM"),
-        ("Dense", {"use_residual": True}, "use_residual"),
-        ("Dense", {"activation_function": "os.system"}, "system"),
-        ("Pooling", {"pooling_mode": "median"}, "median"),
-    ],
-)
-def test_a_module_that_is_not_known_is_refused_by_name(
-    tmp_path: Path, module: str, config: dict[str, Any] | None, words: str
-) -> None:
-    folder = folder_of(tmp_path, pooling("mean"), layers.Dense(32, 16))
-    listed = json.loads((folder / "modules.json").read_text())
-    number = 1 if module == "Pooling" else 2
-    if config is None:
-        listed[number]["type"] = f"sentence_transformers.models.{module}"
-        (folder / "modules.json").write_text(json.dumps(listed))
-    else:
-        path = folder / listed[number]["path"] / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
-    with pytest.raises(NotSupportedError, match=words), loaded(folder):
-        pass
 
 
 def test_the_features_of_a_shorter_text_end_in_zeros(load: Any) -> None:
