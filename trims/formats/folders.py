@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, NotSupportedError
 from trims.formats.shards import is_shard
+from trims.manifests.adapters import ADAPTER, adapter_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +28,8 @@ _INDEX = re.compile(r".+\.(safetensors|bin)\.index(\.[^./]+)?\.json\Z", re.DOTAL
 _FILE = re.compile(r".+(\.(safetensors|bin|pt|pth|ckpt|onnx|npz|npy)|-symbol\.json)\Z", re.DOTALL)
 #: Pattern of files that trainers leave beside the weights.
 _TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.(bin|pt|pth)\Z")
-#: Files of an adapter, such as LoRA's: its configuration, and its weights.
-ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", re.compile(r"adapter_model\b.*\.(safetensors|bin|json)\Z")
+#: Pattern of an adapter's weights.
+_ADAPTER_WEIGHTS = re.compile(r"adapter_model\b.*\.(safetensors|bin|json)\Z")
 _SHOWN_NAMES = 20
 
 
@@ -44,8 +45,8 @@ def weights_in(folder: Path) -> Path:
     indexes = [name for name in names if _INDEX.match(name)]
     files = [name for name in names if _FILE.match(name) and not _TRAINING.match(name)]
     found = indexes or [name for name in files if not is_shard(name)] or files
-    if any(map(_ADAPTER_WEIGHTS.match, found)):
-        refuse_adapter(folder)
+    if any(map(_ADAPTER_WEIGHTS.match, found)) and (folder / ADAPTER).is_file():
+        raise NotSupportedError(adapter_words(str(folder), _base_of(folder / ADAPTER)))
     if len(found) == 1:
         return folder / found[0]
     if not found:
@@ -54,22 +55,6 @@ def weights_in(folder: Path) -> Path:
     if not indexes and all(map(is_shard, found)):
         raise CallerError(f"{folder} holds shards and no index of them (.index.json): {_listed(found)}{more}; fetch it")
     raise CallerError(f"{folder} holds several files of weights; name one itself: {_listed(found)}{more}")
-
-
-def refuse_adapter(folder: Path) -> None:
-    """Raise NotSupportedError for a folder with an adapter, whose tensors are changes of another model's."""
-    if (folder / ADAPTER).is_file():
-        raise NotSupportedError(adapter_words(str(folder), _base_of(folder / ADAPTER)))
-
-
-def adapter_words(where: str, base: str = "") -> str:
-    """Return why an adapter is not served, and what to do."""
-    of = f"of {base}" if base else "of another model"
-    return (
-        f"{where} holds an adapter {of} ({ADAPTER}), which is no model: merge it into that (peft: "
-        "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(other_folder)) and add the other "
-        "folder with the tokenizer; or name the file of tensors itself to have them as they are"
-    )
 
 
 def _base_of(config: Path) -> str:

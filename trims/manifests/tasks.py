@@ -122,7 +122,7 @@ HEARING = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5", "seam
 #: Types of models that hear, and say a symbol for each frame.
 HEARING_FRAMES = frozenset(
     (
-        "data2vec-audio", "hubert", "mctct", "parakeet_ctc", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2",
+        "data2vec-audio", "hubert", "parakeet_ctc", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2",
         "wav2vec2-bert", "wav2vec2-conformer", "wavlm",
     )
 )  # fmt: skip

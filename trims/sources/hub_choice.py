@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, NotSupportedError
+from trims.manifests.adapters import ADAPTER, adapter_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,6 +137,8 @@ def _of_folder(names: frozenset[str], folder: str) -> _Found:
     start = f"{folder}/" if folder else ""
     here = sorted(name[len(start) :] for name in names if name.startswith(start))
     weights = _weights(here, folder)
+    if ADAPTER in here and any(name.startswith("adapter_model") for name in weights.files):
+        raise NotSupportedError(adapter_words(f"the repository{f' in {folder}' if folder else ''}"))
     about = [name for name in here if _DESCRIBING.match(name) and not _ANY_INDEX.search(name)]
     return _Found(
         tuple(_join(folder, name) for name in {*weights.files, *about}),

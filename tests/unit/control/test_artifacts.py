@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import string
 import unicodedata
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.control.artifacts import _name_for, manifest_for
-from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError, NotSupportedError
 from trims.formats.folders import WEIGHTS as _WEIGHTS
+from trims.formats.transformers.folder import main_in
 from trims.manifests.manifest import parse_manifest
 
 
@@ -82,6 +84,36 @@ def test_of_a_folder_with_one_file_of_weights_that_file_is_taken_whatever_its_na
         made(tmp_path / other)
     (tmp_path / "config.json").write_text("{}")
     assert manifest_for(tmp_path, "m")["artifact"]["path"] == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}], ids=str)
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_is_refused_with_the_model_that_it_belongs_to(
+    tmp_path: Path, config: dict[str, object] | None, weights: str
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
+    main = made(tmp_path / weights)
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    for look in (lambda: manifest_for(tmp_path, "m"), lambda: main_in(tmp_path)):
+        with pytest.raises(NotSupportedError, match=r"adapter of org/base .*merge it into that .*merge_and_unload"):
+            look()
+    assert manifest_for(main, "m")["artifact"] == {"path": str(main)}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"base_model_name_or_path": 3}'])
+def test_an_adapter_that_says_no_model_is_refused_all_the_same(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(content)
+    made(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(NotSupportedError, match="adapter of another model"):
+        manifest_for(tmp_path, "m")
+
+
+def test_the_weights_of_a_model_beside_an_adapter_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    main = made(tmp_path / "model.safetensors")
+    made(tmp_path / "adapter_model.safetensors")
+    assert manifest_for(tmp_path, "m")["artifact"] == {"path": str(main)}
 
 
 def test_of_a_folder_with_shards_their_index_is_taken(tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def test_one_set_of_weights_is_chosen_by_rank(weights: list[str], expected: str)
     assert chosen(*weights, *ABOUT) == sorted([expected, *ABOUT])
 
 
+@pytest.mark.parametrize("folder", ["", "lora"])
+def test_an_adapter_is_refused_before_a_byte_is_fetched(folder: str) -> None:
+    start = f"{folder}/" if folder else ""
+    files = [f"{start}{name}" for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json")]
+    with pytest.raises(NotSupportedError, match=r"adapter of another model.*merge it"):
+        chosen(*files, path=folder)
+    assert chosen(*files, path=files[1]) == [files[1]]
+    assert f"{start}model.safetensors" in chosen(*files, f"{start}model.safetensors", path=folder)
+
+
 def test_configuration_tokenizers_and_templates_come_with_the_weights() -> None:
     about = [
         "added_tokens.json", "additional_chat_templates/tool.jinja", "chat_template.jinja", "config.json",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
 from trims.core.units import format_bytes
-from trims.formats.folders import refuse_adapter, weights_in
+from trims.formats.folders import weights_in
 from trims.formats.foreign import describe_failed_download, first_bytes_of
 from trims.manifests.sentence_modules import MODULES, PROMPTS, STATIC, listed_modules
 
@@ -125,7 +125,6 @@ def read_folder(main: Path, weights: str = "", *, with_code: bool = False) -> Mo
         raise ArtifactNotFoundError(f"{main} is not a file; a folder of a Hugging Face model has one")
     modules = _modules(folder)
     place = _place(folder, modules)
-    refuse_adapter(place)
     found = dict(_describing(place, with_code))
     if place != folder:
         found.update((name, folder / name) for name in (MODULES, PROMPTS) if (folder / name).is_file())
