@@ -7,9 +7,9 @@
 
 `trims.admin()` is a client for operators: what the `trims` command does, from Python; `trims.aadmin()` is the same for
 asyncio. `trims.errors` has every error class. `trims.torch`, `trims.onnxruntime`, `trims.mxnet` and `trims.cupy` turn
-weights into what the framework runs; each needs its framework and is imported when it is first asked for. `trims.faas`
-adapts a `handler(model, event)` to platforms for functions. `trims.evaluate()` measures where the time of a model's
-start goes.
+weights into what the framework runs; each needs its framework, and is imported when it is first used, or by
+`import trims.torch`. `trims.faas` adapts a `handler(model, event)` to platforms for functions. `trims.evaluate()`
+measures where the time of a model's start goes.
 
 This is the one upward reference of the house: the names below are taken from `trims_client` and `trims_predictors`,
 lazily.
@@ -22,11 +22,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from trims_client import Session, Weights, connect, faas, open_file
-    from trims_client.frameworks import cupy, mxnet, onnxruntime, torch
+    from trims_client import Session, Weights, connect, open_file
     from trims_client.mapping.lost_leases import Loss
 
-    from trims import errors
+    from trims import cupy, errors, faas, mxnet, onnxruntime, torch
     from trims.control import aadmin, admin
     from trims.core.errors import TrimsError
 
@@ -57,24 +56,20 @@ _HOMES = {
     "admin": "trims.control",
     "evaluate": "trims_predictors.evaluation.library",
 }
-_MODULES = {
-    "cupy": "frameworks.cupy",
-    "faas": "faas",
-    "mxnet": "frameworks.mxnet",
-    "onnxruntime": "frameworks.onnxruntime",
-    "torch": "frameworks.torch",
-}
+_MODULES = ("cupy", "errors", "faas", "mxnet", "onnxruntime", "torch")
+#: Extras that bring what a name needs.
+_EXTRAS = {"evaluate": "trims[eval]"}
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "errors":
-        return importlib.import_module("trims.errors")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"trims_client.{_MODULES[name]}")
+        return importlib.import_module(f"trims.{name}")
+    if name in _HOMES:
+        from trims.public import imported
+
+        return getattr(imported(f"trims.{name}", _HOMES[name], _EXTRAS.get(name, "trims")), name)
     if name in __all__:
         return getattr(importlib.import_module("trims_client"), name)
     raise AttributeError(f"module 'trims' has no attribute {name!r}; it has {', '.join(__all__)}")

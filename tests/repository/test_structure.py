@@ -96,7 +96,8 @@ UNTESTED_BY_NAME = {
 def modules() -> list[Path]:
     packages = ("trims", "client/trims_client", "predictors/trims_predictors")
     found = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+    found = [path for path in found if path.name != "__init__.py" and "\nstand_for(" not in path.read_text()]
+    return [path.relative_to(ROOT) for path in found]
 
 
 def test_every_module_has_a_test_file_of_its_name_in_the_folder_that_mirrors_it() -> None:

@@ -1,0 +1,10 @@
+"""cupy over weights on a device: the client's module under its public name."""
+
+from typing import TYPE_CHECKING
+
+from trims.public import stand_for
+
+if TYPE_CHECKING:
+    from trims_client.frameworks.cupy import *  # noqa: F403 - every public name
+
+stand_for(__name__, "trims_client.frameworks.cupy")
