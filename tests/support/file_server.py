@@ -68,6 +68,7 @@ class FileServer:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.targets: list[str] = []
         self.connections: set[socket.socket] = set()
+        self.closing = False
         self.lock = threading.Lock()
         self.came = threading.Condition(self.lock)
         owner = self
@@ -98,6 +99,7 @@ class FileServer:
         self._server.shutdown()
         self._thread.join()
         with self.lock:
+            self.closing = True
             open_now = list(self.connections)
         for each in open_now:
             with contextlib.suppress(OSError):
@@ -117,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         with self.server_of.lock:
             self.server_of.connections.add(self.connection)
+            if self.server_of.closing:  # it was accepted before
+                self.connection.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
         with self.server_of.lock:
