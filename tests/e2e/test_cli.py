@@ -137,6 +137,16 @@ def test_add_of_a_bare_artifact_takes_its_name_from_the_file_or_the_flag(
     assert [model["name"] for model in trims.json("list")] == ["my-net", "other"]
 
 
+def test_add_of_tensors_says_that_nothing_runs_them_and_what_would(
+    trims: Command, checkpoint: Callable[..., Path], manifest: Callable[..., Path]
+) -> None:
+    status, out, err = trims("add", checkpoint("bare"))
+    assert (status, out) == (0, "registered bare\n")
+    assert "nothing says what runs 'bare': its manifest needs `framework: {name: torch}`" in err
+    status, out, err = trims("add", manifest("called", predictor={"call": "package.module:Class"}))
+    assert (status, "runs" in err) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

@@ -1,11 +1,11 @@
-"""Commands about models: add, list, ps, show, load, evict, pin, unpin, rm, watch. See `alias_command` for `alias`."""
+"""Commands about models: list, ps, show, load, evict, pin, unpin, rm, watch. See `add_command`, `alias_command`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.cli.completion import FILES, MODELS, PLACES, completed
+from trims.cli.completion import MODELS, PLACES, completed
 from trims.cli.connect import admin
 from trims.cli.output import (
     REPLICA_COLUMNS,
@@ -23,9 +23,7 @@ from trims.cli.output import (
     table,
     until,
 )
-from trims.cli.predictors import say_predictors, say_prepared
-from trims.cli.transfer_commands import add_prove, interruptible
-from trims.core.errors import CallerError
+from trims.cli.predictors import say_predictors
 from trims.core.functions import FORMS
 from trims.core.units import format_bytes, format_seconds
 from trims.wire.address import default_runtime_dir
@@ -35,37 +33,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from trims.control import Loading, Model, TensorInfo
+    from trims.control import Model, TensorInfo
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    text = (
-        "a manifest (.yaml), an artifact, the folder of a Hugging Face model, an address (hf://, https://, s3://), or, "
-        "with --model, a function (.py)"
-    )
-    completed(add.add_argument("source", nargs="+", help=f"{text}; several are added one after the other"), FILES)
-    add.add_argument("--name", help="name for one artifact or function (default: from its file, or folder)")
-    text = "replace the manifest of the same version; one of a new version replaces what the plain name leads to"
-    add.add_argument("--replace", action="store_true", help=text)
-    text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
-    add.add_argument("--state-key", metavar="KEY", help=text)
-    text = "what the folder of a Hugging Face model answers, such as fill-mask (default: what its architecture says)"
-    add.add_argument("--task", help=text)
-    text = "run the Python files of such a folder, if its config.json names some"
-    add.add_argument("--trust-remote-code", action="store_true", help=text)
-    add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
-    add_prove(add)
-    text = "the registered model that a function gets as its first argument"
-    completed(add.add_argument("--model", metavar="MODEL", help=text), MODELS)
-    text = f"what a function gets its model as: {', '.join(FORMS)} (default: {FORMS[0]})"
-    add.add_argument("--as", dest="form", metavar="FORM", help=text)
-    text = "name of the function in its file (default: handler)"
-    add.add_argument("--handler", metavar="NAME", help=text)
-    commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
-        run=_register_model
-    )
     listed = _add(commands, "list", "all registered models", _list, json=True)
     text = "also where each model comes from, and downloads that no model has"
     listed.add_argument("--all", action="store_true", help=text)
@@ -119,97 +91,6 @@ def _model(
         text = "cpu, disk or gpu:0 (default: what the manifest says)"
         completed(parser.add_argument("--place", default="", help=text), PLACES)
     return parser
-
-
-def _register_model(options: argparse.Namespace) -> None:
-    if len(options.source) > 1 and (options.name is not None or options.state_key is not None):
-        flag = "--name" if options.name is not None else "--state-key"
-        raise CallerError(f"{flag} is for one artifact, and {len(options.source)} are given")
-    models = [
-        _add_function(options, each) if _is_function(options, each) else _register_one(options, each)
-        for each in options.source
-    ]
-    if options.json:
-        shown = [as_json(model) for model in models]
-        say_json(shown if len(shown) > 1 else shown[0])
-    elif not options.lazy:
-        say_prepared([model.name for model in models], options.runtime_dir or default_runtime_dir())
-
-
-def _is_function(options: argparse.Namespace, source: str) -> bool:
-    """Return whether a source is a function. Raises CallerError for one without its model, and the other way round."""
-    flags = {"--model": options.model, "--as": options.form, "--handler": options.handler}
-    stated = [flag for flag, value in flags.items() if value is not None]
-    if not source.endswith(".py"):
-        if stated:
-            raise CallerError(f"{stated[0]} is for a function, and {source} is no Python file (.py)")
-        return False
-    if options.model is None:
-        raise CallerError(f"{source} is a function if anything: name its model (--model NAME, --as torch)")
-    return True
-
-
-def _add_function(options: argparse.Namespace, source: str) -> Model:
-    from trims.control.functions import function_manifest
-
-    if options.state_key is not None:
-        raise CallerError(f"--state-key is for a checkpoint, and {source} is a function")
-    with admin(options.runtime_dir) as daemon:
-        made = function_manifest(
-            Path(source), daemon.show(options.model), form=options.form, handler=options.handler, name=options.name
-        )
-        model = daemon.add(made, replace=options.replace, lazy=True)
-    if not options.json:
-        say(f"registered {model.name}, a function of {options.model}")
-    return model
-
-
-def _register_one(options: argparse.Namespace, source: str) -> Model:
-    from trims.manifests.addresses import is_address  # what it needs takes longer to import than other commands
-
-    notes = [""]
-
-    def follow(now: Loading) -> None:
-        notes.append(now.note)
-        shown(now)
-
-    with (
-        admin(options.runtime_dir) as daemon,
-        interruptible(daemon, options.name, source),
-        loading(options.name or source, options.json) as shown,
-    ):
-        model = daemon.add(
-            source if is_address(source) else Path(source),
-            name=options.name,
-            replace=options.replace,
-            lazy=options.lazy,
-            state_key=options.state_key,
-            task=options.task,
-            trust_remote_code=options.trust_remote_code,
-            prove=options.prove == "first",
-            on_progress=follow,
-        )
-    if not options.lazy and is_address(source):
-        note(f"{model.name}: {notes[-1]}")
-    elif not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
-        note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
-    elif not options.lazy:
-        note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
-    note_unconfirmed(model.unconfirmed)
-    if not options.json:
-        say(f"registered {_registered(model)}")
-    return model
-
-
-def _registered(model: Model) -> str:
-    """Return what was registered, and how to switch to it if the plain name leads to another version."""
-    if len(model.versions) < 2:
-        return model.name
-    beside = ", ".join(each for each in model.versions if each != model.version)
-    leads = f"{model.name} leads to it"
-    if not model.is_default:
-        leads = f"{model.name} leads where it led, until `trims alias {model.name} {model.version}`"
-    return f"{model.name} {model.version} beside {beside}; {leads}"
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedE
 from trims.core.functions import FORMS
 from trims.manifests.manifest import parse_manifest
 from trims.manifests.references import name_of, reference_to, split_reference
+from trims.manifests.runs import framework_in, nothing_runs
 from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.code_files import code_identity
@@ -59,7 +60,6 @@ _MOST_ASKED = 5
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
 _log = logging.getLogger(__name__)
-_FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet", "transformers": "transformers"}
 
 
 @dataclass(slots=True)
@@ -444,15 +444,12 @@ def _differ(before: str, now: str) -> bool:
 
 def framework_of(manifest: Manifest, format_name: str) -> str:
     """The framework that runs a model; empty if nothing says it."""
-    if manifest.framework is not None:
-        return manifest.framework.name
-    if manifest.predictor.handler:  # whatever the model is, the handler gets it in the form that it names
+    if (
+        manifest.framework is None and manifest.predictor.handler
+    ):  # whatever the model is, the handler gets it in the form that it names
         form = manifest.predictor.options.get(AS, FORMS[0])
         return "" if form == FORMS[0] else str(form)
-    stated = manifest.artifact.format or format_name
-    if "module" in manifest.artifact.options:
-        return "torch"
-    return _FRAMEWORK_OF_FORMAT.get(stated, "")
+    return framework_in(manifest, format_name)
 
 
 def _predictor_of(model: Model, manifest: Manifest, framework: str) -> tuple[str, str]:
@@ -470,9 +467,5 @@ def _predictor_of(model: Model, manifest: Manifest, framework: str) -> tuple[str
 def _predictor_for(model: Model, framework: str) -> str:
     call = PREDICTORS.get(framework)
     if call is None:
-        raise NotSupportedError(
-            f"nothing says what runs {model.name!r}: its manifest needs `framework: {{name: torch}}` (or onnxruntime, "
-            "mxnet), or `predictor:` with `call: package.module:Class`, `function: package.module:function`, "
-            "`handler: FILE.py:NAME` or the `name` of an installed predictor"
-        )
+        raise NotSupportedError(nothing_runs(model.name))
     return call

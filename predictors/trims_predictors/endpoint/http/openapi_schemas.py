@@ -193,7 +193,7 @@ SCHEMAS: Json = {
         ),
         "additionalProperties": False,
     },
-    "Added": fields(required=("name", "version", "format"), name=TEXT, version=TEXT, format=TEXT),
+    "Added": fields(required=("name", "version", "format", "note"), name=TEXT, version=TEXT, format=TEXT, note=TEXT),
     "Brought": fields(required=("place", "bytes"), place=TEXT, bytes={"type": "integer"}),
     "Evaluations": fields(
         required=("evaluations", "running"), evaluations=items_of(ANY), running={"type": ["object", "null"]},

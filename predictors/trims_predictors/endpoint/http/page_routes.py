@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 
 from trims.control.registration import is_manifest
 from trims.core.errors import BrokenWeightsError, CallerError, PermissionDeniedError
+from trims.manifests.manifest import parse_manifest
+from trims.manifests.runs import why_not_run
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.request_limits import check_fields
@@ -126,7 +128,9 @@ def _add_addition(router: APIRouter, service: Service, most_body_bytes: int, *, 
                 model = await service.add(path, name=name, task=task)
             except BrokenWeightsError as error:  # what lies there is the caller's, who named it
                 raise CallerError(str(error)) from error
-            return JSONResponse({"name": model.name, "version": model.version, "format": model.format}, 201)
+            note = why_not_run(parse_manifest(model.manifest, model.origin), model.format)
+            added = {"name": model.name, "version": model.version, "format": model.format, "note": note}
+            return JSONResponse(added, 201)
 
         return await unless_gone(request, added())
 

@@ -14,7 +14,7 @@ export function openAddition(added, sentence) {
     try {
       const model = await post("ui/models", Object.fromEntries(given));
       form.reset();
-      setText(byId("add-progress"), `${model.name} is added.`);
+      setText(byId("add-progress"), model.note ? `${model.name} is added. ${model.note}.` : `${model.name} is added.`);
       added();
     } catch (error) {
       setText(byId("add-progress"), "");

@@ -33,7 +33,9 @@ class StandIn:
         self.did.append(("add", path, name, task))
         if path == "/nowhere":
             raise ArtifactNotFoundError("/nowhere does not exist")
-        return SimpleNamespace(name="bert", version="1", format="transformers")
+        kind = "safetensors" if path.endswith(".safetensors") else "transformers"
+        manifest = {"name": "bert", "artifact": {"path": path}}
+        return SimpleNamespace(name="bert", version="1", format=kind, manifest=manifest, origin="")
 
     async def pin(self, model: str, place: str, *, pinned: bool) -> None:
         self.did.append(("pin" if pinned else "unpin", model, place))
@@ -146,8 +148,15 @@ def test_a_folder_is_added_by_who_brings_the_token() -> None:
     service = StandIn()
     given = {"path": "/models/bert", "task": "fill-mask"}
     reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret", service=service)
-    assert (reply.status, reply.json()) == (201, {"name": "bert", "version": "1", "format": "transformers"})
+    assert reply.status == 201
+    assert reply.json() == {"name": "bert", "version": "1", "format": "transformers", "note": ""}
     assert service.did == [("add", "/models/bert", None, "fill-mask")]
+
+
+def test_tensors_that_nothing_runs_are_added_with_a_note() -> None:
+    given = {"path": "/models/bert.safetensors"}
+    reply = ask("POST", "/ui/models", given, token="secret", authorization="Bearer secret")
+    assert (reply.status, "nothing says what runs 'bert'" in reply.json()["note"]) == (201, True)
 
 
 def test_an_endpoint_without_a_token_adds_no_model_and_names_the_remedy() -> None:

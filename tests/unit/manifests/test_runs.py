@@ -1,0 +1,71 @@
+"""Frameworks that run models, and models whose requests cannot be answered."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from trims.manifests.manifest import parse_manifest
+from trims.manifests.runs import framework_in, why_not_run
+
+
+def made(artifact: dict[str, Any], **fields: Any) -> Any:
+    return parse_manifest({"name": "m", "artifact": {"path": "/m", **artifact}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("artifact", "fields", "found", "framework"),
+    [
+        ({}, {}, "onnx", "onnxruntime"),
+        ({"format": "mxnet"}, {}, "torch", "mxnet"),
+        ({"options": {"module": "a:b"}}, {}, "safetensors", "torch"),
+        ({}, {"framework": {"name": "numpy"}}, "safetensors", "numpy"),
+        ({}, {}, "torch", ""),
+    ],
+)
+def test_a_framework_is_stated_or_that_of_the_format(
+    artifact: dict[str, Any], fields: dict[str, Any], found: str, framework: str
+) -> None:
+    assert framework_in(made(artifact, **fields), found) == framework
+
+
+@pytest.mark.parametrize(
+    ("artifact", "fields", "found", "words"),
+    [
+        ({}, {}, "torch", "nothing says what runs 'm'"),
+        ({}, {}, "safetensors", "nothing says what runs 'm'"),
+        ({"format": "npz"}, {}, "", "nothing says what runs 'm'"),
+        ({}, {"framework": {"name": "numpy"}}, "npz", "nothing says what runs 'm'"),
+        ({}, {"framework": {"name": "torch"}}, "torch", "tensors alone.*options: {module: "),
+    ],
+)
+def test_tensors_without_a_module_are_named_with_what_their_manifest_needs(
+    artifact: dict[str, Any], fields: dict[str, Any], found: str, words: str
+) -> None:
+    assert re.search(words, why_not_run(made(artifact, **fields), found))
+
+
+@pytest.mark.parametrize(
+    ("artifact", "fields", "found"),
+    [
+        ({}, {}, "onnx"),
+        ({}, {}, ""),
+        ({"options": {"module": "a:b"}}, {}, "torch"),
+        ({"allow_pickle": True}, {"framework": {"name": "torch"}}, "torch"),
+        ({}, {"framework": {"name": "transformers"}}, "transformers"),
+        ({}, {"predictor": {"call": "a.b:C"}}, "torch"),
+        ({}, {"predictor": {"function": "a.b:c"}}, "npz"),
+        ({}, {"predictor": {"handler": "f.py:g"}}, "npz"),
+        ({}, {"predictor": {"name": "mine"}}, "safetensors"),
+    ],
+)
+def test_a_model_that_something_runs_has_nothing_to_be_said(
+    artifact: dict[str, Any], fields: dict[str, Any], found: str
+) -> None:
+    assert not why_not_run(made(artifact, **fields), found)
+
+
+def test_a_model_that_has_the_artifact_of_another_is_judged_there() -> None:
+    assert not why_not_run(parse_manifest({"name": "m", "artifact": {"model": "other"}}), "torch")

@@ -1,0 +1,60 @@
+"""Frameworks that run models, as their manifests and formats say it; and why no request of a model can be answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trims.manifests.manifest import Manifest
+
+#: Format -> the framework that runs its models. Of the others, one has to know more than the file says.
+_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet", "transformers": "transformers"}
+#: Formats of files with tensors alone.
+_TENSORS = ("torch", "safetensors")
+
+
+def framework_in(manifest: Manifest, format_name: str) -> str:
+    """Return the framework that runs a model; empty if nothing says it.
+
+    Args:
+        manifest: Of the model.
+        format_name: Of its artifact, as it was found; empty until something looked.
+    """
+    if manifest.framework is not None:
+        return manifest.framework.name
+    if "module" in manifest.artifact.options:
+        return "torch"
+    return _OF_FORMAT.get(manifest.artifact.format or format_name, "")
+
+
+def nothing_runs(name: str) -> str:
+    """Return why no request of a model is answered whose manifest names no framework, and what to do."""
+    return (
+        f"nothing says what runs {name!r}: its manifest needs `framework: {{name: torch}}` and `options.module` (or "
+        "the framework onnxruntime or mxnet), or `predictor:` with `call: package.module:Class`, "
+        "`function: package.module:function`, `handler: FILE.py:NAME` or the `name` of an installed predictor"
+    )
+
+
+def why_not_run(manifest: Manifest, format_name: str) -> str:
+    """Return why no request of a model can be answered, and what to do; empty if that is not known.
+
+    Such a model is no mistake: sessions open its tensors. Whoever adds it learns it then, and not at the first request.
+    """
+    source, settings = manifest.artifact, manifest.predictor
+    found = source.format or format_name
+    if settings.call or settings.name or settings.function or settings.handler or source.model is not None:
+        return ""
+    if not found:  # nothing has looked into the artifact yet
+        return ""
+    framework = framework_in(manifest, format_name)
+    if framework in ("", "numpy"):
+        return f"{nothing_runs(manifest.name)}. Until then its tensors can be opened, and its requests fail"
+    without_module = "module" not in source.options and not source.allow_pickle and source.uri is None
+    if framework == "torch" and without_module and found in _TENSORS:
+        return (
+            f"torch runs modules, and {manifest.name!r} has tensors alone: its manifest needs "
+            "`options: {module: package.module:function}`, which returns the module. Until then its tensors can be "
+            "opened, and its requests fail"
+        )
+    return ""
