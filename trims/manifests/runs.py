@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from trims.manifests.tasks import TASKS
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trims.manifests.manifest import Manifest
 
 #: Format -> the framework that runs its models. Of the others, one has to know more than the file says.
 _OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet", "transformers": "transformers"}
 #: Formats of files with tensors alone.
 _TENSORS = ("torch", "safetensors")
+#: Part that prepares inputs -> pattern of its files, and the usual ones.
+_PREPARE = {
+    "tokenizer": re.compile(r".*(token|vocab|merges|bpe|tekken).*|.+\.(model|spm|codes)\Z"),
+    "image_processor": re.compile(r"(pre)?processor_config\.json\Z"),
+    "feature_extractor": re.compile(r"(pre)?processor_config\.json\Z"),
+}
+_NAMES = {
+    "tokenizer": "tokenizer.json, tokenizer_config.json", "image_processor": "preprocessor_config.json",
+    "feature_extractor": "preprocessor_config.json",
+}  # fmt: skip
 
 
 def framework_in(manifest: Manifest, format_name: str) -> str:
@@ -36,10 +51,15 @@ def nothing_runs(name: str) -> str:
     )
 
 
-def why_not_run(manifest: Manifest, format_name: str) -> str:
+def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ()) -> str:
     """Return why no request of a model can be answered, and what to do; empty if that is not known.
 
     Such a model is no mistake: sessions open its tensors. Whoever adds it learns it then, and not at the first request.
+
+    Args:
+        manifest: Of the model.
+        format_name: Of its artifact, as it was found; empty until something looked.
+        files: Of its artifact, as they were found; none until something looked.
     """
     source, settings = manifest.artifact, manifest.predictor
     found = source.format or format_name
@@ -57,4 +77,17 @@ def why_not_run(manifest: Manifest, format_name: str) -> str:
             "`options: {module: package.module:function}`, which returns the module. Until then its tensors can be "
             "opened, and its requests fail"
         )
+    return _lacks(manifest, files) if framework == "transformers" and found == framework else ""
+
+
+def _lacks(manifest: Manifest, files: Iterable[str]) -> str:
+    """Return what the folder of a Hugging Face model lacks to prepare inputs for its task; empty for nothing."""
+    names = [each.rpartition("/")[2] for each in files]
+    task = TASKS.get(str(manifest.artifact.options.get("task")))
+    for part in task.reads if task is not None and names else ():
+        if not any(map(_PREPARE[part].match, names)):
+            return (
+                f"{manifest.name!r} has no {part.replace('_', ' ')} beside its weights ({_NAMES[part]}): put the files "
+                "there and add the folder again (--replace). Until then its module can be opened, and its requests fail"
+            )
     return ""

@@ -69,3 +69,23 @@ def test_a_model_that_something_runs_has_nothing_to_be_said(
 
 def test_a_model_that_has_the_artifact_of_another_is_judged_there() -> None:
     assert not why_not_run(parse_manifest({"name": "m", "artifact": {"model": "other"}}), "torch")
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "lacks"),
+    [
+        ("fill-mask", ["config.json", "model.safetensors"], "tokenizer"),
+        ("fill-mask", ["config.json", "tokenizer_config.json"], ""),
+        ("fill-mask", ["config.json", "spiece.model"], ""),
+        ("fill-mask", ["config.json", "vocab.txt"], ""),
+        ("image-classification", ["config.json", "tokenizer.json"], "image processor"),
+        ("image-classification", ["config.json", "preprocessor_config.json"], ""),
+        ("automatic-speech-recognition", ["config.json", "tokenizer.json"], "feature extractor"),
+        ("fill-mask", [], ""),
+    ],
+)
+def test_a_folder_that_lacks_what_prepares_its_inputs_is_named(task: str, files: list[str], lacks: str) -> None:
+    model = made({"format": "transformers", "options": {"task": task}}, framework={"name": "transformers"})
+    found = why_not_run(model, "transformers", [f"/models/m/{each}" for each in files])
+    assert (f"has no {lacks} beside its weights" in found) == bool(lacks)
+    assert bool(found) == bool(lacks)

@@ -128,7 +128,7 @@ def _add_addition(router: APIRouter, service: Service, most_body_bytes: int, *, 
                 model = await service.add(path, name=name, task=task)
             except BrokenWeightsError as error:  # what lies there is the caller's, who named it
                 raise CallerError(str(error)) from error
-            note = why_not_run(parse_manifest(model.manifest, model.origin), model.format)
+            note = why_not_run(parse_manifest(model.manifest, model.origin), model.format, model.files)
             added = {"name": model.name, "version": model.version, "format": model.format, "note": note}
             return JSONResponse(added, 201)
 

@@ -35,7 +35,7 @@ class StandIn:
             raise ArtifactNotFoundError("/nowhere does not exist")
         kind = "safetensors" if path.endswith(".safetensors") else "transformers"
         manifest = {"name": "bert", "artifact": {"path": path}}
-        return SimpleNamespace(name="bert", version="1", format=kind, manifest=manifest, origin="")
+        return SimpleNamespace(name="bert", version="1", format=kind, manifest=manifest, origin="", files=())
 
     async def pin(self, model: str, place: str, *, pinned: bool) -> None:
         self.did.append(("pin" if pinned else "unpin", model, place))
