@@ -43,6 +43,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
             of other packages are left out: looking for them takes longer than most commands.
     """
     from trims.cli import (
+        add_command,
         alias_command,
         daemon_commands,
         env_commands,
@@ -65,7 +66,14 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
     parser.epilog = "\n\n".join(
         [
-            _group("models", commands, model_commands.register, alias_command.register, transfer_commands.register),
+            _group(
+                "models",
+                commands,
+                add_command.register,
+                model_commands.register,
+                alias_command.register,
+                transfer_commands.register,
+            ),
             _group("the daemon", commands, daemon_commands.register),
             _group(
                 "tools",

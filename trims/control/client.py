@@ -35,7 +35,7 @@ from trims.wire.status import error_from
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -97,6 +97,7 @@ class Admin(_Door):
         state_key: str | None = None,
         task: str | None = None,
         trust_remote_code: bool = False,
+        fields: Mapping[str, Any] | None = None,
         prove: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
@@ -115,6 +116,8 @@ class Admin(_Door):
             task: For the folder of a Hugging Face model: what it answers (`trims.manifests.tasks`), if that is not what
                 its architecture says.
             trust_remote_code: For such a folder: run its Python files, if its `config.json` names some.
+            fields: For an artifact or a folder: further fields of its manifest, such as `{"version": "2", "predictor":
+                {"deadline_s": 10}}`. A manifest has its own.
             prove: For an address: hash also the files that lay in a hub's cache already, before they are served.
             on_progress: Called now and then while it is converted.
 
@@ -130,6 +133,7 @@ class Admin(_Door):
             name,
             replace=replace,
             options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
+            fields=fields or {},
         )
         before = self.models(registration.name_in(request))
         with self._errors():
@@ -460,6 +464,7 @@ class AsyncAdmin(_Door):
         state_key: str | None = None,
         task: str | None = None,
         trust_remote_code: bool = False,
+        fields: Mapping[str, Any] | None = None,
         prove: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
@@ -468,7 +473,9 @@ class AsyncAdmin(_Door):
 
         options = _stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code)
         # It looks into files, which may lie on a disk that hangs.
-        request = await asyncio.to_thread(registration.register, source, name, replace=replace, options=options)
+        request = await asyncio.to_thread(
+            registration.register, source, name, replace=replace, options=options, fields=fields or {}
+        )
         before = await self.models(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)

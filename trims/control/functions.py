@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ast
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trims.control.artifacts import check_text, manifest_for, spelled_alike
+from trims.control.stated_fields import with_fields
 from trims.core.errors import ArtifactNotFoundError, CallerError
 from trims.core.functions import FORMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trims.control.answers import Model
@@ -26,7 +28,13 @@ _FORM = "def handler(model, event)"
 
 
 def function_manifest(
-    file: Path, model: Model, *, form: str | None = None, handler: str | None = None, name: str | None = None
+    file: Path,
+    model: Model,
+    *,
+    form: str | None = None,
+    handler: str | None = None,
+    name: str | None = None,
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the manifest of a function, which refers to its model by name.
 
@@ -36,23 +44,26 @@ def function_manifest(
         form: What it gets the model as, one of `FORMS`; None for the first.
         handler: Name of the function in the file; None for `handler`.
         name: What it is registered as; None for a name made from the file's.
+        fields: Others of its manifest; see `stated_fields`.
 
     Raises:
         ArtifactNotFoundError: There is no such file.
         CallerError: It has no such function, one that is `async`, or one that takes other arguments; or the form is
             none.
+        ManifestError: A field is none of a function's, or has a value that it cannot have.
     """
     form, handler = form or FORMS[0], handler or _HANDLER
     if form not in FORMS:
         raise CallerError(f"--as is {form!r:.80}; a function gets its model as {', '.join(FORMS)}")
     check_text(file)
     check_handler(file, handler)
-    return {
+    made = {
         "name": name or manifest_for(file, None)["name"],
         "artifact": {"model": model.name},
         **_framework(model, form),
         "predictor": {"handler": f"{os.path.abspath(file)}:{handler}", "options": {"as": form}},
     }
+    return with_fields(made, fields)
 
 
 def _framework(model: Model, form: str) -> dict[str, Any]:

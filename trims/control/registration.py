@@ -12,6 +12,7 @@ import yaml
 
 from trims.control.artifacts import check_text, manifest_for
 from trims.control.orders import message
+from trims.control.stated_fields import artifact_options, refuse_fields, with_fields
 from trims.core.errors import CallerError, ManifestError
 from trims.documents import load_yaml
 from trims.manifests.addresses import check_address, is_address, local_artifact, name_for
@@ -34,7 +35,12 @@ _OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 
 
 def register(
-    source: Source, name: str | None, *, replace: bool, options: Mapping[str, Any] = MappingProxyType({})
+    source: Source,
+    name: str | None,
+    *,
+    replace: bool,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> pb.RegisterRequest:
     """Register a manifest, an artifact, or the folder of a Hugging Face model.
 
@@ -43,26 +49,27 @@ def register(
         name: For an artifact.
         replace: Replace another manifest of the same name.
         options: `artifact.options` for an artifact, such as `state_key` and `task`.
+        fields: Others of its manifest; see `stated_fields`.
 
     Raises CallerError, ManifestError.
     """
     if isinstance(source, Mapping):
-        _refuse_options("the mapping", options)
+        _refuse_beside("the mapping", options, fields)
         return _registration(dict(source), "", replace=replace)
     if isinstance(source, str) and is_address(source) and source.endswith((".yaml", ".yml")):
-        _refuse_options(source, options)
+        _refuse_beside(source, options, fields)
         if name is not None:
             raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
         return message(pb.RegisterRequest, address=check_address(source), replace=replace)
     if isinstance(source, str) and is_address(source):
-        return _registration(_fetched(source, name, options), "", replace=replace)
+        return _registration(_fetched(source, name, options, fields), "", replace=replace)
     try:
         path = Path(source)
     except TypeError as error:
         raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
     if _OF_HUB.match(str(path)) and not path.suffix and not path.exists():
         raise CallerError(f"{source} does not exist; a model of the Hugging Face hub is hf://{source}")
-    return _registration(*_manifest_of(path, name, options), replace=replace)
+    return _registration(*_manifest_of(path, name, options, fields), replace=replace)
 
 
 def register_again(model: Model) -> pb.RegisterRequest:
@@ -82,14 +89,14 @@ def replaced_by(made: pb.Model, before: Sequence[Model], *, replaced: bool) -> M
     return same or (before[0] if replaced and before else None)
 
 
-def _fetched(address: str, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest for what lies at an address. Raises CallerError."""
+def _fetched(address: str, name: str | None, options: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest for what lies at an address. Raises CallerError, ManifestError."""
     if local_artifact(address) is None:
         address = check_address(address)
     if "task" in options:
         check_task(options["task"])
     stated = {"options": dict(options)} if options else {}
-    return {"name": name or name_for(address), "artifact": {"uri": address, **stated}}
+    return with_fields({"name": name or name_for(address), "artifact": {"uri": address, **stated}}, fields)
 
 
 def is_fetched(request: pb.RegisterRequest) -> bool:
@@ -127,7 +134,9 @@ def _check_versions(raw: dict[str, Any]) -> None:
             raise ManifestError(f"the manifest: framework.version must be text, not {version!r:.80}; quote it")
 
 
-def _refuse_options(what: str, options: Mapping[str, Any]) -> None:
+def _refuse_beside(what: str, options: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Raise CallerError for what is stated beside a manifest and belongs into it."""
+    refuse_fields(fields, what)
     for name in options:
         flag = f"--{name.replace('_', '-')}"
         raise CallerError(f"{flag} is for artifacts; {what} is a manifest: write {name} there, under artifact.options")
@@ -141,11 +150,13 @@ def is_manifest(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml")
 
 
-def _manifest_of(source: Path, name: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _manifest_of(
+    source: Path, name: str | None, options: Mapping[str, Any], fields: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
     if not is_manifest(source):
-        return manifest_for(source, name, options), ""
+        return with_fields(manifest_for(source, name, {**artifact_options(fields), **options}), fields), ""
     check_text(source)
-    _refuse_options(str(source), options)
+    _refuse_beside(str(source), options, fields)
     if name is not None:
         raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
     return read_manifest(source)

@@ -1,0 +1,106 @@
+"""Fields of a manifest that are stated beside an artifact or a function, by flags of `trims add` or in `Admin.add`.
+
+They are put into the manifest that is made of the artifact, and checked as all manifests are. A manifest of one's own
+has its fields in itself: they are refused beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError, ManifestError
+from trims.manifests.manifest import parse_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Fields -> flags of `trims add`; a field whose own fields are of any name has one flag for all.
+FLAGS: Mapping[tuple[str, ...], str] = {
+    ("version",): "--version",
+    ("residency", "place"): "--place",
+    ("predictor", "instances"): "--instances",
+    ("predictor", "threads"): "--threads",
+    ("predictor", "hot"): "--hot",
+    ("predictor", "deadline_s"): "--deadline",
+    ("predictor", "keep_alive_s"): "--keep-alive",
+    ("predictor", "max_batch_size"): "--max-batch-size",
+    ("predictor", "batch_delay_s"): "--batch-delay",
+    ("predictor", "options", "truncation"): "--truncate",
+    ("predictor", "options"): "--option",
+    ("artifact", "options"): "--artifact-option",
+}
+
+
+def refuse_fields(fields: Mapping[str, Any], what: str) -> None:
+    """Raise CallerError for fields beside a manifest."""
+    for path, _ in _leaves(fields):
+        raise CallerError(
+            f"{_flag(path)} is for artifacts and functions; {what} is a manifest: write {'.'.join(path)} there"
+        )
+
+
+def artifact_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what fields state of the options for the artifact's converter."""
+    artifact = fields.get("artifact")
+    options = artifact.get("options") if isinstance(artifact, Mapping) else None
+    return dict(options) if isinstance(options, Mapping) else {}
+
+
+def with_fields(raw: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with further fields.
+
+    Raises:
+        CallerError: The manifest says something else in one of them.
+        ManifestError: A field is none, or has a value that it cannot have.
+    """
+    if not fields:
+        return dict(raw)
+    made = _merged(raw, fields, ())
+    try:
+        parse_manifest(made)
+    except ManifestError as error:
+        raise _by_flag(error, fields) from error
+    return made
+
+
+def _merged(raw: Mapping[str, Any], fields: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(fields, Mapping):
+        raise CallerError(f"{'.'.join(path) or 'fields'} is {fields!r:.80}; state a mapping of fields")
+    made = dict(raw)
+    for name, value in fields.items():
+        there, here = made.get(name), (*path, str(name))
+        if isinstance(there, Mapping):
+            made[name] = _merged(there, value, here)
+        elif there is not None and there != value:
+            raise CallerError(f"{_flag(here)}: {'.'.join(here)} is {there!r:.80} already, by what is added")
+        else:
+            made[name] = value
+    return made
+
+
+def _by_flag(error: ManifestError, fields: Mapping[str, Any]) -> ManifestError:
+    """Return the error of a manifest with the flag that states the field which it names."""
+    text = str(error)
+    for path, _ in _leaves(fields):
+        named = [f"{'.'.join(path)}: ", *(f"{name!r}" for name in reversed(path))]
+        if any(each in text for each in named):
+            return ManifestError(f"{_flag(path)}: {text}")
+    return error
+
+
+def _leaves(fields: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the fields that have values, with what lies around them."""
+    for name, value in fields.items():
+        here = (*path, str(name))
+        if isinstance(value, Mapping) and path[-1:] != ("options",):
+            yield from _leaves(value, here)
+        else:
+            yield here, value
+
+
+def _flag(path: tuple[str, ...]) -> str:
+    """Return the flag that states a field, also the name of one option; without a flag, the field itself."""
+    if path in FLAGS:
+        return FLAGS[path]
+    return f"{FLAGS[path[:-1]]} {path[-1]}" if path[:-1] in FLAGS else ".".join(path)
