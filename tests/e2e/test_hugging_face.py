@@ -21,6 +21,7 @@ import yaml
 from endpoints import Endpoint, is_gone
 from looking import wait_until
 from repository import ROOT, SUPPORT
+from safetensors.numpy import save_file
 from serving import Serving, serving_in
 from stub_hub import stub_hub
 from tiny_models import named, save
@@ -318,6 +319,77 @@ def test_a_folder_that_cannot_be_served_is_refused_as_it_is_added(served: Served
     assert done.returncode != 0
     assert words in done.stderr
     assert f"bad-{what}" not in served.serving.run("list").stdout
+
+
+def test_a_static_embedding_answers_in_place_and_from_its_image(served: Served) -> None:
+    folder = save(named("BertModel"), served.folder / "models" / "static")
+    (folder / "config.json").unlink()
+    (folder / "modules.json").write_text(
+        json.dumps([{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}])
+    )
+    table = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+    save_file({"embedding.weight": table}, folder / "model.safetensors")
+    assert served.serving.run("add", folder).returncode == 0
+    status, answer = served.infer("static", "the cat", "hello")
+    assert (status, answer["outputs"][0]["shape"]) == (200, [2, 8]), answer
+    assert served.serving.run("load", "static", "--place", "cpu").returncode == 0
+    assert served.infer("static", "the cat", "hello")[1]["outputs"][0]["data"] == answer["outputs"][0]["data"]
+
+
+def test_a_folder_without_architectures_answers_as_one_with_them(served: Served) -> None:
+    folder = save(named("BertForSequenceClassification"), served.folder / "models" / "unnamed")
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert served.serving.run("add", folder).returncode == 0
+    manifest = served.folder / "unnamed.yaml"  # the daemon finds the task, too
+    manifest.write_text(f"name: unnamed-2\nartifact: {{path: {folder}}}\n")
+    assert served.serving.run("add", manifest).returncode == 0
+    wanted = served.infer("classifier", "not good")[1]["outputs"]
+    for name in ("unnamed", "unnamed-2"):
+        assert served.infer(name, "not good")[1]["outputs"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"modules.json": '[{"path": "", "type": "sentence_transformers.models.CLIPModel"}]'}, "CLIPModel"),
+        ({"modules.json": '[{"path": "", "type": "sentence_transformers.models.Transformer"}, '
+                          '{"path": "1", "type": "sentence_transformers.models.LSTM"}]'}, "LSTM"),
+        ({"sentence_bert_config.json": "{}", "config_sentence_transformers.json":
+          '{"model_type": "CrossEncoder", "activation_fn": "torch.nn.Tanh"}'}, "Tanh"),
+    ],
+    ids=["first module", "module", "activation"],
+)  # fmt: skip
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["folder", "manifest"])
+def test_what_sentence_transformers_has_and_is_not_served_is_refused_as_it_is_added(
+    served: Served, files: dict[str, str], words: str, as_manifest: bool
+) -> None:
+    name = f"refused-{words.lower()}-{as_manifest}"
+    folder = save(named("BertForSequenceClassification"), served.folder / "models" / name)
+    for file, content in files.items():
+        (folder / file).write_text(content)
+    source = folder
+    if as_manifest:
+        source = served.folder / f"{name}.yaml"
+        task = "text-classification" if words == "Tanh" else "sentence-embedding"
+        artifact = f"{{path: {folder}, options: {{task: {task}}}}}"
+        source.write_text(f"name: {name}\nartifact: {artifact}\n")
+    done = served.serving.run(
+        "add", source, *(() if as_manifest or words == "Tanh" else ("--task", "sentence-embedding"))
+    )
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert name not in served.serving.run("list").stdout
+
+
+def test_a_folder_without_a_tokenizer_is_added_with_a_note(served: Served) -> None:
+    folder = save(named("BertForMaskedLM"), served.folder / "models" / "wordless")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    done = served.serving.run("add", folder)
+    assert done.returncode == 0, done.stderr
+    assert "'wordless' has no tokenizer beside its weights" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "GPT2LMHeadModel"])
