@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from trims.core.errors import CallerError
@@ -80,3 +81,12 @@ def hang_once(model: Any, event: str) -> str:
     print("hangs", flush=True)
     time.sleep(600)
     return "late"
+
+
+def meet(model: Any, event: str) -> list[str]:
+    """Return the processes that answer at once: those of two events wait for each other in the folder of the event."""
+    (Path(event) / str(os.getpid())).touch()
+    until_s = time.monotonic() + 60
+    while len(found := sorted(os.listdir(event))) < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return found

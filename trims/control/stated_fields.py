@@ -15,6 +15,8 @@ from trims.manifests.manifest import parse_manifest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trims.manifests.manifest import Manifest
+
 #: Fields -> flags of `trims add`; a field whose own fields are of any name has one flag for all.
 FLAGS: Mapping[tuple[str, ...], str] = {
     ("version",): "--version",
@@ -51,17 +53,30 @@ def with_fields(raw: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
     """Return a manifest with further fields.
 
     Raises:
-        CallerError: The manifest says something else in one of them.
+        CallerError: The manifest says something else in one of them, or its predictor knows no options.
         ManifestError: A field is none, or has a value that it cannot have.
     """
     if not fields:
         return dict(raw)
     made = _merged(raw, fields, ())
     try:
-        parse_manifest(made)
+        _check_known(parse_manifest(made))
     except ManifestError as error:
         raise _by_flag(error, fields) from error
     return made
+
+
+def _check_known(manifest: Manifest) -> None:
+    """Raise CallerError for an option of a predictor that knows none, as far as the artifact can be seen."""
+    settings, framework = manifest.predictor, manifest.framework
+    if settings.call or settings.name or settings.function or manifest.artifact.uri is not None:
+        return
+    if framework is not None and framework.name == "transformers" and not settings.handler:
+        return
+    for name in settings.options:
+        if not (settings.handler and name == "as"):
+            flag = _flag(("predictor", "options", name))
+            raise CallerError(f"{flag} is for folders of Hugging Face models, and {manifest.name} is none")
 
 
 def _merged(raw: Mapping[str, Any], fields: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from operators import MODEL, REPLICA, Operator, a_replica
+from operators import MODEL, Operator, a_replica
 
 from trims.cli import model_commands
 from trims.cli.main import main
@@ -35,27 +34,6 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Operator]:
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(list(words)) == 0
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["add", "register"])
-def test_add_and_register_are_one_command(
-    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    daemon = answer(add=MODEL)
-    assert told(capsys, command, "m.yaml", "--replace", "--lazy") == "registered bert\n"
-    ((name, values, named),) = daemon.orders
-    assert (name, values) == ("add", (Path("m.yaml"),))
-    assert {key: named[key] for key in ("name", "replace", "lazy")} == {"name": None, "replace": True, "lazy": True}
-
-
-def test_add_tells_the_images_size_unless_it_was_not_converted(
-    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
-) -> None:
-    on_disk = replace(REPLICA, place="disk", state="sealed")
-    answer(add=replace(MODEL, image_bytes=2048, replicas=(on_disk,)))
-    for words, err in ((["add", "m"], "bert: image of 2.0 KiB on disk\n"), (["add", "m", "--lazy"], "")):
-        assert main(words) == 0
-        assert capsys.readouterr().err == err
 
 
 @pytest.mark.parametrize(
@@ -176,17 +154,6 @@ def test_watch_prints_a_line_a_change_with_names_or_the_beginning_of_the_key(
         "0123456789abcdef at cpu: filling -> sealed (it was filled)",
     ]
     assert [json.loads(line)["new"] for line in told(capsys, "watch", "--json").splitlines()] == ["sealed", "sealed"]
-
-
-def test_add_says_what_a_version_lies_beside_and_how_to_switch_to_it(
-    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
-) -> None:
-    second = replace(MODEL, version="2", versions=("1", "2"), reference="bert@2")
-    answer(add=second)
-    told_of = "registered bert 2 beside 1; bert leads where it led, until `trims alias bert 2`\n"
-    assert told(capsys, "add", "m.yaml", "--lazy") == told_of
-    answer(add=replace(second, aliases=("bert",)))
-    assert told(capsys, "add", "m.yaml", "--lazy") == "registered bert 2 beside 1; bert leads to it\n"
 
 
 def test_list_shows_what_each_version_is_opened_as_and_names_only_if_asked(

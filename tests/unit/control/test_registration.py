@@ -54,6 +54,22 @@ def test_a_state_key_is_for_artifacts_and_refused_with_a_manifest(tmp_path: Path
             registration.register(source, None, replace=False, options={"state_key": "net"})
 
 
+def test_fields_beside_an_artifact_go_into_its_manifest_and_are_refused_beside_one(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    (tmp_path / "m.yaml").write_text(json.dumps(MANIFEST))
+    fields = {"version": "2", "predictor": {"instances": 2}, "artifact": {"options": {"prepack": "shared"}}}
+    for source, where in ((tmp_path / "m.onnx", "path"), ("s3://bucket/m.onnx", "uri")):
+        request = registration.register(source, None, replace=False, fields=fields)
+        sent = yaml.safe_load(request.manifest_yaml)
+        artifact = sent.pop("artifact")
+        assert sent == {"name": "m", "version": "2", "predictor": {"instances": 2}}
+        assert (artifact["options"], artifact[where]) == ({"prepack": "shared"}, str(source))
+    sources: tuple[Any, ...] = (tmp_path / "m.yaml", MANIFEST, "https://host/m.yaml")
+    for each in sources:
+        with pytest.raises(CallerError, match=r"--version is for artifacts and functions; .* is a manifest: write ver"):
+            registration.register(each, None, replace=False, fields=fields)
+
+
 def test_a_source_that_is_neither_path_nor_mapping_is_refused() -> None:
     with pytest.raises(CallerError, match="7 is no model; give a path, or a manifest as a mapping"):
         registration.register(7, None, replace=False)  # type: ignore[arg-type]

@@ -190,6 +190,20 @@ def test_the_framework_is_stated_or_follows_from_the_artifact(
     assert deployment.call.startswith(f"trims_predictors.frameworks.{framework}:")
 
 
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"framework": {"name": "onnxruntime"}, "predictor": {"options": {"top_k": 1}}}, "the predictor for onnxr"),
+        ({"predictor": {"handler": "/f.py:h", "options": {"as": "weights", "top_k": 1}}}, "a handler"),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(retired: list[str], fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(NotSupportedError, match=f"predictor.options of 'm' has top_k, which {what}"):
+        asyncio.run(made(Daemon(model(**fields)), retired).of("m"))
+    own = {"predictor": {"call": "mine:Own", "options": {"top_k": 1}}}
+    assert asyncio.run(made(Daemon(model(**own)), retired).of("m")).options == {"top_k": 1}
+
+
 def test_a_model_that_nothing_runs_is_told_with_what_its_manifest_lacks(retired: list[str]) -> None:
     with pytest.raises(NotSupportedError, match="its manifest needs `framework"):
         asyncio.run(made(Daemon(model(format_name="safetensors")), retired).of("m"))
