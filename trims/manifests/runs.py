@@ -54,7 +54,7 @@ def nothing_runs(name: str) -> str:
 def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ()) -> str:
     """Return why no request of a model can be answered, and what to do; empty if that is not known.
 
-    Such a model is no mistake: sessions open its tensors. Whoever adds it learns it then, and not at the first request.
+    Such a model is no mistake: sessions open its tensors. `trims add` prints the reason, before a first request fails.
 
     Args:
         manifest: Of the model.

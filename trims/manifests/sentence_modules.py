@@ -10,10 +10,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trims.core.errors import ArtifactError, NotSupportedError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 #: Settings of the transformer: older folders name the model's type.
@@ -26,6 +27,8 @@ FILL_MASK = "fill-mask"
 #: Modules that make one vector of the tokens' vectors, and such as change it.
 POOLINGS = ("Pooling", "SpladePooling")
 _LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+#: Weights of a layer in its folder, best first.
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 #: Vectors of tokens, and of texts, as modules name them.
 _TOKENS, _VECTOR = "token_embeddings", "sentence_embedding"
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -131,6 +134,16 @@ def check_modules(modules: Sequence[Module], where: str) -> None:
         raise _refused("has no pooling", where, POOLINGS)
 
 
+def check_files(modules: Sequence[Module], names: AbstractSet[str], where: str) -> None:
+    """Raise ArtifactNotFoundError for a module that lacks a file of its own, of those of the model by name."""
+    wanted = [(each, f"{each.path}/") for each in modules if each.kind in ("Dense", "LayerNorm")]
+    lacking = [each.path for each, start in wanted if not any(start + name in names for name in MODULE_WEIGHTS)]
+    if lacking:
+        raise ArtifactNotFoundError(f"{where}: its module {lacking[0]} has no {' or '.join(MODULE_WEIGHTS)}: fetch it")
+    if is_static(modules) and "tokenizer.json" not in names:
+        raise ArtifactNotFoundError(f"{where}: it has no tokenizer.json, which its {STATIC} reads texts with: fetch it")
+
+
 def _refused(what: str, where: str, known: Sequence[str] = ()) -> NotSupportedError:
     served = f"; known are {', '.join(known)}" if known else ""
     return NotSupportedError(
@@ -156,7 +169,10 @@ def _check_pooling(module: Module, masks: bool, where: str) -> None:
             head = "" if masks else " behind a transformer without the head of masked words"
             raise _refused(f"has a SpladePooling ({strategy!r:.80}, {activation!r:.80}){head}", where)
         return
-    unknown = [name for name in poolings_of(module.config) if name not in POOLING_MODES]
+    modes = poolings_of(module.config)
+    if leaves_out_prompt(module) and "weightedmean" in modes:
+        raise _refused("has a Pooling weightedmean that leaves out the prompt (include_prompt)", where)
+    unknown = [name for name in modes if name not in POOLING_MODES]
     if unknown:
         raise _refused(f"has the pooling {', '.join(map(str, unknown))}", where, POOLING_MODES)
 
@@ -168,6 +184,25 @@ def _check_layer(module: Module, where: str) -> None:
         raise _refused(f"has a {module.kind} from {reads!r:.80} to {writes!r:.80}", where)
     if module.kind == "Dense":
         activation_of(module.config, where)
+
+
+def leaves_out_prompt(module: Module) -> bool:
+    """Return whether a pooling has no use for the tokens of the prompt."""
+    return module.config.get("include_prompt") is False
+
+
+def prompt_of(files: Mapping[str, bytes], chosen: str | None = None) -> str:
+    """Return the text before each text: that of the chosen name, or the folder's default.
+
+    Raises NotSupportedError for a name that the folder has not, ArtifactError.
+    """
+    stated = _object(files, PROMPTS)
+    prompts, default = stated.get("prompts") or {}, stated.get("default_prompt_name")
+    name = chosen or default
+    if name and name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise NotSupportedError(f"{PROMPTS} of the folder has no prompt {name!r}; it has {known}")
+    return str(prompts[name]) if name else ""
 
 
 def splade_of(config: Mapping[str, Any]) -> tuple[Any, Any]:

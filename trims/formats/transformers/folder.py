@@ -19,7 +19,7 @@ from trims.core.errors import ArtifactError, ArtifactNotFoundError, CallerError
 from trims.core.units import format_bytes
 from trims.formats.folders import weights_in
 from trims.formats.foreign import describe_failed_download, first_bytes_of
-from trims.manifests.sentence_modules import MODULES, PROMPTS, STATIC, listed_modules
+from trims.manifests.sentence_modules import MODULE_WEIGHTS, MODULES, PROMPTS, STATIC, listed_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +42,6 @@ _CODE = re.compile(r"[A-Za-z_]\w*\.py\Z")
 _OF_MODULES = re.compile(r"(modules|config_sentence_transformers|sentence_[a-z-]+_config|.+/config)\.json\Z")
 #: Limits of what describes a model: the largest tokenizers have some 50 MB.
 _MOST_FILES, _MOST_BYTES, _MOST_CONFIG_BYTES, _MOST_MODULES = 64, 256 << 20, 16 << 20, 32
-#: Weights of a module of sentence-transformers beside the transformer, such as a dense layer, best first.
-_MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,7 @@ def _of_module(folder: Path, module: str) -> Iterator[tuple[str, Path]]:
     place = folder / module
     if not place.is_dir():
         return  # a module without files, such as Normalize
-    weights = next((name for name in _MODULE_WEIGHTS if (place / name).is_file()), None)
+    weights = next((name for name in MODULE_WEIGHTS if (place / name).is_file()), None)
     for name in (CONFIG, weights):
         if name is not None and (place / name).is_file():
             yield f"{module}/{name}", place / name

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError, NotSupportedError
 from trims.formats.transformers.weights import format_of, weights_of
-from trims.manifests.sentence_modules import check_modules, function_to_apply, read_modules, settings_in
+from trims.manifests.sentence_modules import (
+    STATIC,
+    check_files,
+    check_modules,
+    function_to_apply,
+    is_static,
+    prompt_of,
+    read_modules,
+    settings_in,
+)
 from trims.manifests.task_signs import task_of_tag, task_of_weights
 from trims.manifests.tasks import EMBEDDING, TEXT_CLASSIFICATION, check_task, task_of
 
@@ -46,8 +55,16 @@ def task_in(folder: ModelFolder, options: Mapping[str, Any], *, tag: str = "") -
         task = EMBEDDING
     else:
         task = task_of(folder.config, str(folder.path), lambda: _by_signs(folder, lists, options, tag))
+    modules = read_modules(lists)
     if task == EMBEDDING:
-        check_modules(read_modules(lists), str(folder.path))
+        check_modules(modules, str(folder.path))
+        check_files(modules, folder.describing.keys(), str(folder.path))
+        prompt_of(lists)
+    elif is_static(modules):
+        raise NotSupportedError(
+            f"{folder.path}: its {STATIC} has one vector for each text, which is the task {EMBEDDING}, and no {task}; "
+            "state that task, or none"
+        )
     elif task == TEXT_CLASSIFICATION:
         function_to_apply(folder.config, lists, str(folder.path))
     return task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from trims.core.errors import NotSupportedError
 from trims.image.static_embeddings import TABLE
 from trims.manifests.sentence_modules import (
     POOLINGS,
-    PROMPTS,
     Module,
     check_modules,
     is_static,
+    leaves_out_prompt,
+    prompt_of,
     read_modules,
     settings_in,
 )
@@ -84,7 +84,7 @@ class SentenceEmbedding:
         modules = read_modules(files)
         check_modules(modules, "the model's folder")
         self._batch = options.get("batch_size", _BATCH)
-        self._prompt = _prompt_of(files, options.get("prompt"))
+        self._prompt = prompt_of(files, options.get("prompt"))
         self._reader = StaticReader(parts) if is_static(modules) else TransformerReader(parts, modules, self._prompt)
         self._layers = layers_of(modules[1:], files, options.get("normalize"))
 
@@ -145,9 +145,9 @@ class TransformerReader:
         self.check, self._limit = limit.check, limit
         self.width = parts.module.config.hidden_size
         pooling = next((each for each in modules if each.kind in POOLINGS), None)
-        if prompt and pooling is not None and pooling.config.get("include_prompt") is False:
-            raise NotSupportedError("the folder's pooling leaves out its prompt, which is not supported")
         self._pool = pool_of(pooling, options.get("pooling"))
+        leaves_out = prompt and pooling is not None and leaves_out_prompt(pooling)
+        self._prompt_tokens = self._tokens_of(prompt) if leaves_out else 0
 
     def read(self, prompt: str, texts: Sequence[str]) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
         """Return one vector of each text, and the number of its tokens."""
@@ -155,8 +155,16 @@ class TransformerReader:
         tokens = self._tokenizer(prepared, return_tensors="pt", padding=True, **self._limit.arguments())
         tokens = tokens.to(self._module.device)
         hidden = self._module(**_accepted(self._module, tokens))[0]
-        counts: np.ndarray[Any, Any] = tokens["attention_mask"].sum(1).cpu().numpy()
-        return self._pool(hidden, tokens["attention_mask"]), counts
+        mask = tokens["attention_mask"]
+        counts: np.ndarray[Any, Any] = mask.sum(1).cpu().numpy()
+        if self._prompt_tokens:
+            mask = mask * (mask.cumsum(1) > self._prompt_tokens)
+        return self._pool(hidden, mask), counts
+
+    def _tokens_of(self, prompt: str) -> int:
+        """Return how many tokens a text begins with for its prompt, without the special one at their end."""
+        numbers = self._tokenizer(prompt, **self._limit.arguments())["input_ids"]
+        return len(numbers) - (bool(numbers) and numbers[-1] in self._tokenizer.all_special_ids)
 
 
 class StaticReader:
@@ -187,14 +195,3 @@ class StaticReader:
         begins = torch.from_numpy(np.concatenate([[0], counts[:-1]]).cumsum())
         place = self._bag.weight.device
         return self._bag(numbers.to(place), begins.to(place)), counts
-
-
-def _prompt_of(files: Mapping[str, bytes], chosen: str | None) -> str:
-    """Return the text before each text: that of the chosen name, or the folder's default."""
-    stated = json.loads(files[PROMPTS]) if PROMPTS in files else {}
-    prompts, default = stated.get("prompts") or {}, stated.get("default_prompt_name")
-    name = chosen or default
-    if name and name not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise NotSupportedError(f"the folder has no prompt {name!r}; it has {known}")
-    return str(prompts[name]) if name else ""

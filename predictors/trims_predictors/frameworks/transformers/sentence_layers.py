@@ -99,11 +99,9 @@ def _layer_norm(files: Mapping[str, bytes], module: Module) -> Layer:
 def _state(files: Mapping[str, bytes], module: Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a layer."""
     if (content := files.get(f"{module.path}/model.safetensors")) is not None:
-        found: dict[str, torch.Tensor] = load_safetensors(content)
-        return found
+        return dict(load_safetensors(content))
     if (content := files.get(f"{module.path}/pytorch_model.bin")) is not None:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return found
+        return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     raise NotSupportedError(f"the folder has no weights of its module {module.path}")
 
 

@@ -17,7 +17,7 @@ from trims_predictors.frameworks.transformers.answers import Parts
 from trims_predictors.frameworks.transformers.embedding import SentenceEmbedding
 
 from trims.control.artifacts import manifest_for
-from trims.core.errors import NotSupportedError
+from trims.core.errors import ArtifactNotFoundError, NotSupportedError
 from trims.formats.transformers.folder import main_in
 from trims.image.model_files import Described
 
@@ -84,6 +84,39 @@ def test_a_layer_answers_as_in_sentence_transformers(tmp_path: Path, module: Any
         torch.nn.init.normal_(each)
     folder = saved(tmp_path, transformer(tmp_path), layers.Pooling(32), made, layers.Normalize())
     np.testing.assert_allclose(embedded(folder), expected(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_pooling_leaves_out_the_prompt_as_in_sentence_transformers(tmp_path: Path, mode: Any, side: str) -> None:
+    first = transformer(tmp_path)
+    first.tokenizer.padding_side = side
+    model = sentence_transformers.SentenceTransformer(
+        modules=[first, layers.Pooling(32, mode, include_prompt=False)],
+        device="cpu", prompts={"query": "the cat sat "}, default_prompt_name="query",
+    )  # fmt: skip
+    model.save(str(tmp_path / "saved"))
+    np.testing.assert_allclose(embedded(tmp_path / "saved"), expected(tmp_path / "saved"), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "1_Dense/model.safetensors"])
+def test_a_module_that_lacks_a_file_is_refused_by_name_as_it_is_added(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path, table(tmp_path), layers.Dense(16, 8))
+    (folder / name).unlink()
+    with pytest.raises(ArtifactNotFoundError, match=name.partition("/")[0]):
+        manifest_for(folder, "m")
+
+
+def test_a_static_embedding_has_no_other_task(tmp_path: Path) -> None:
+    with pytest.raises(NotSupportedError, match="StaticEmbedding has one vector"):
+        manifest_for(saved(tmp_path, table(tmp_path)), "m", {"task": "feature-extraction"})
+
+
+def test_a_default_prompt_that_is_not_there_is_refused_as_it_is_added(tmp_path: Path) -> None:
+    folder = saved(tmp_path, transformer(tmp_path), layers.Pooling(32))
+    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query", "prompts": {"a": "b"}}')
+    with pytest.raises(NotSupportedError, match="no prompt 'query'; it has a"):
+        manifest_for(folder, "m")
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
@@ -183,6 +216,7 @@ _LIBRARY = "sentence_transformers.models"
         (1, {"type": f"{_LIBRARY}.WeightedLayerPooling"}, "WeightedLayerPooling"),
         (1, {"type": "sentence_transformers.sparse_encoder.modules.SpladePooling"}, "without the head"),
         (1, {"pooling_mode": "median"}, "median"),
+        (1, {"pooling_mode": "weightedmean", "include_prompt": False}, "leaves out the prompt"),
         (2, {"type": f"{_LIBRARY}.LSTM"}, "LSTM"),
         (2, {"type": "pylate.models.Dense.Dense"}, r"pylate\.models\.Dense"),
         (2, {"activation_function": "os.system"}, r"os\.system"),
