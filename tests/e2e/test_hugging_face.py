@@ -410,6 +410,13 @@ def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
         ending.callback(shutil.rmtree, folder)
         hub = ending.enter_context(stub_hub())
         hub.add("org/classifier", {path.name: path.read_bytes() for path in model.iterdir()})
+        listed = [{"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}]
+        save_file({"embedding.weight": np.ones((100, 8), np.float32)}, folder / "table.safetensors")
+        static = {"tokenizer.json": model / "tokenizer.json", "model.safetensors": folder / "table.safetensors"}
+        hub.add("org/static", {
+            "modules.json": json.dumps(listed).encode(),
+            **{f"0_StaticEmbedding/{name}": path.read_bytes() for name, path in static.items()},
+        })  # fmt: skip
         serving = ending.enter_context(
             serving_in(
                 folder,
@@ -426,6 +433,8 @@ def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
         second = serving.run("run", "hf://org/classifier", "not good", "--json")
         assert json.loads(second.stdout)["outputs"] == json.loads(first.stdout)["outputs"]
         assert len(hub.requests) == asked  # what is here is not asked for again
+        embedded = serving.run("run", "hf://org/static", "not good", "--json")
+        assert json.loads(embedded.stdout)["outputs"][0]["data"] == [1.0] * 8, embedded.stderr
 
 
 def test_requests_of_all_kinds_at_once_are_all_answered(served: Served) -> None:
