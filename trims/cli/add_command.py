@@ -180,7 +180,7 @@ def _add_function(options: argparse.Namespace, source: str) -> Model:
 def _register_one(options: argparse.Namespace, source: str) -> Model:
     from trims.manifests.addresses import is_address  # what these need takes longer to import than other commands
     from trims.manifests.manifest import parse_manifest
-    from trims.manifests.runs import why_not_run
+    from trims.manifests.runs import task_by_signs, why_not_run
 
     notes = [""]
 
@@ -213,6 +213,10 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
     if why := why_not_run(parse_manifest(model.manifest, model.origin), model.format, model.files):
         note(f"{model.name}: {why}")
+    if task := task_by_signs(model.manifest):
+        note(
+            f"{model.name}: its config.json names no architecture; its task is {task} by other signs (--task: another)"
+        )
     note_unconfirmed(model.unconfirmed)
     if not options.json:
         say(f"registered {_registered(model)}")

@@ -139,7 +139,7 @@ def _beyond(manifest: Manifest, picker: InterpreterSelection) -> Iterator[tuple[
 
 
 def _artifact(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    source, main = manifest.artifact, None
+    source, main, field = manifest.artifact, None, "artifact"
     if source.path is not None:
         field, main = "artifact.path", Path(manifest.origin, source.path)
     elif source.package is not None:
@@ -161,7 +161,7 @@ def _artifact(manifest: Manifest) -> Iterator[tuple[str, str]]:
     except TrimsError as error:
         yield "artifact.format" if source.format is not None else field, str(error)
     if chosen is not None and chosen.format == TransformersConverter.format:
-        yield from _task(source.options)
+        yield from _task(source.options, main, field)
 
 
 def _main_file(path: Path) -> Path:
@@ -172,13 +172,15 @@ def _main_file(path: Path) -> Path:
     return main
 
 
-def _task(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "task" not in options:
-        return  # what the architecture says
+def _task(options: Mapping[str, Any], main: Path | None, field: str) -> Iterator[tuple[str, str]]:
+    """Yield why a Hugging Face model has no task, or none that is served; `main` is its file, if that is here."""
     try:
-        check_task(options["task"])
+        if "task" in options:
+            check_task(options["task"])
+        if main is not None:
+            TransformersConverter().task(main, options)
     except TrimsError as error:
-        yield "artifact.options.task", str(error)
+        yield "artifact.options.task" if "task" in options else field, str(error)
 
 
 def _in_package(package: str, path: str) -> Path | None:

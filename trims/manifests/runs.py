@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trims.manifests.tasks import TASKS
+from trims.manifests.tasks import EMBEDDING, TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from trims.manifests.manifest import Manifest
 
@@ -78,6 +78,16 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
             "opened, and its requests fail"
         )
     return _lacks(manifest, files) if framework == "transformers" and found == framework else ""
+
+
+def task_by_signs(raw: Mapping[str, Any]) -> str:
+    """Return the task in the manifest of a folder whose configuration names no architecture; empty for another model.
+
+    Embeddings are left out, because their modules say the task.
+    """
+    task, about = raw["artifact"].get("options", {}).get("task", ""), raw.get("attributes", {})
+    unnamed = about.get("architecture") == "" and about.get("model_type")
+    return str(task) if unnamed and task != EMBEDDING else ""
 
 
 def _lacks(manifest: Manifest, files: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ _HEADS = (
     (r"(cls\.|generator_|lm_)?predictions\.", FILL_MASK),
     (r"(lm_head\.(dense|layer_norm)|vocab_transform|generator_lm_head|pred_layer)\.|decoder\.bias\Z", FILL_MASK),
     (r"(classification_head|(pre_)?classifier|score|logits_proj|sequence_summary)\.", None),
-    (r"(lm_head|embed_out|output_projection)\.", GENERATION),
+    (r"(lm_head|lm_loss|embed_out|output_projection)\.", GENERATION),
 )  # fmt: skip
 #: Parts that a model has only for classes of whole texts: what it makes of the first word.
 _OF_WHOLE_TEXTS = re.compile(

@@ -160,3 +160,20 @@ def test_two_files_with_one_name_are_told_and_files_that_are_none(folder: Path) 
             }
         ],
     }
+
+
+@pytest.mark.parametrize("stated", ["format: transformers, ", ""])
+def test_a_module_that_is_not_served_is_reported_as_an_addition_would(
+    model: Path, check: Callable[[str], list[tuple[int, str, str]]], stated: str
+) -> None:
+    listed = [{"path": "", "type": "sentence_transformers.models.CLIPModel"}, {"path": "1", "type": "mine.Head"}]
+    (model / "modules.json").write_text(json.dumps(listed))
+    ((line, field, message),) = check(f"name: m\nartifact: {{path: {model}, {stated}}}")
+    assert (line, field) == (2, "artifact.path")
+    assert "CLIPModel" in message
+
+
+def test_a_model_whose_files_are_elsewhere_is_not_looked_into(
+    check: Callable[[str], list[tuple[int, str, str]]],
+) -> None:
+    assert check("name: m\nartifact: {uri: hf://org/name, format: transformers}") == []

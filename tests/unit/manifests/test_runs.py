@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trims.manifests.manifest import parse_manifest
-from trims.manifests.runs import framework_in, why_not_run
+from trims.manifests.runs import framework_in, task_by_signs, why_not_run
 
 
 def made(artifact: dict[str, Any], **fields: Any) -> Any:
@@ -89,3 +89,13 @@ def test_a_folder_that_lacks_what_prepares_its_inputs_is_named(task: str, files:
     found = why_not_run(model, "transformers", [f"/models/m/{each}" for each in files])
     assert (f"has no {lacks} beside its weights" in found) == bool(lacks)
     assert bool(found) == bool(lacks)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "told"),
+    [("", "fill-mask", "fill-mask"), ("BertForMaskedLM", "fill-mask", ""), ("", "sentence-embedding", "")],
+)
+def test_a_task_that_no_architecture_says_is_to_be_shown(architecture: str, task: str, told: str) -> None:
+    attributes = {"architecture": architecture, "model_type": "bert"}
+    assert task_by_signs({"artifact": {"options": {"task": task}}, "attributes": attributes}) == told
+    assert not task_by_signs({"artifact": {"path": "/m"}})

@@ -65,8 +65,11 @@ def task_in(folder: ModelFolder, options: Mapping[str, Any], *, tag: str = "") -
             f"{folder.path}: its {STATIC} has one vector for each text, which is the task {EMBEDDING}, and no {task}; "
             "state that task, or none"
         )
-    elif task == TEXT_CLASSIFICATION:
-        function_to_apply(folder.config, lists, str(folder.path))
+    elif task == TEXT_CLASSIFICATION and function_to_apply(folder.config, lists, str(folder.path)) and prompt_of(lists):
+        raise NotSupportedError(
+            f"{folder.path}: its CrossEncoder has a default prompt, which is not put before texts here; take "
+            "default_prompt_name out of config_sentence_transformers.json, and send it with each text"
+        )
     return task
 
 

@@ -293,6 +293,14 @@ def test_an_activation_that_is_not_served_is_refused_by_name_as_it_is_added(tmp_
             add()
 
 
+def test_a_cross_encoder_with_a_default_prompt_is_refused_as_it_is_added(tmp_path: Path) -> None:
+    folder = cross_encoder(tmp_path)
+    prompts = {"model_type": "CrossEncoder", "prompts": {"query": "the cat "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with pytest.raises(NotSupportedError, match="default prompt"):
+        manifest_for(folder, "m")
+
+
 @pytest.mark.parametrize(("kind", "reads"), [("ViTForImageClassification", "image"), ("Wav2Vec2ForCTC", "audio")])
 def test_features_of_a_model_that_reads_no_text_are_refused_as_it_is_added(
     tmp_path: Path, kind: str, reads: str
