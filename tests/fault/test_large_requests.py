@@ -37,6 +37,7 @@ WORDS = ["word"] * (MOST_BYTES // 8 - 64)
 TEXT = "x" * (MOST_BYTES // 4 - 256)
 NUMBERS = list(range(100_000, 100_000 + MOST_BYTES // 8 - 32))
 #: Bodies of up to the largest size, each of which is right for some route.
+STRUCTURED = "a CloudEvent in structured mode"
 BODIES: dict[str, object] = {
     "texts to embed": {"model": "m", "input": WORDS},
     "texts to continue": {"model": "m", "prompt": WORDS, "echo": True},
@@ -46,8 +47,10 @@ BODIES: dict[str, object] = {
     "numbers": {"inputs": [{"name": "x", "datatype": "INT64", "shape": [len(NUMBERS)], "data": NUMBERS}]},
     "a text to generate from": {"text_input": TEXT},
     "an event": NUMBERS,
+    STRUCTURED: {"specversion": "1.0", "id": "1", "source": "/a", "type": "t", "data": NUMBERS},
     "a path": {"path": f"/{TEXT}", "place": TEXT, "parameters": {"a": TEXT}, "key": TEXT},
 }
+HEADERS = {STRUCTURED: {"content_type": "application/cloudevents+json"}}
 
 
 class Large(Generator):
@@ -135,7 +138,7 @@ def walked(bodies: dict[str, bytes]) -> dict[tuple[str, str], Reply]:
         app = build_app(service, most_body_bytes=MOST_BYTES, token=None, loopback=True, workers=workers)
         try:
             return {
-                (path, what): await call(app, method, filled(path), body)
+                (path, what): await call(app, method, filled(path), body, **HEADERS.get(what, {}))
                 for method, path in sorted(routes_of(app.routes))
                 for what, body in bodies.items()
             }
