@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,16 +56,18 @@ def reads_true(folder: Path, name: str = "m") -> None:
         np.testing.assert_array_equal(weights["weight"], WEIGHT)
 
 
-def ask(folder: Path, uri: str) -> None:
-    """Register an address and open it; the daemon dies under it."""
+def ask(folder: Path, uri: str, process: subprocess.Popen[bytes]) -> None:
+    """Register an address and open it; the daemon dies under it. Its door may not answer at first."""
     wait_until((folder / "run" / "control.sock").exists, "the control door, which opens last, is not there")
-    try:
-        with admin(folder / "run") as daemon:
-            daemon.add(uri, name="m", lazy=True)
-        with connect(folder / "run") as session:
-            session.open("m").close()
-    except TrimsError:
-        return
+    while process.poll() is None:
+        with contextlib.suppress(TrimsError):
+            with admin(folder / "run") as daemon:
+                if not daemon.models():
+                    daemon.add(uri, name="m", lazy=True)
+            with connect(folder / "run") as session:
+                session.open("m").close()
+            return
+        time.sleep(0.01)
 
 
 def only_the_file_is_left(daemon: Daemon) -> None:
@@ -85,7 +89,7 @@ def test_a_daemon_that_is_killed_in_a_transfer_is_followed_by_one_that_goes_on(
     start_process: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     process = start_process(moment if moment in TRANSFER_MOMENTS else "", *ROOM)
-    asking = threading.Thread(target=ask, args=(folder, server.url + PATH))
+    asking = threading.Thread(target=ask, args=(folder, server.url + PATH, process))
     asking.start()
     if moment in SENT:
         server.wait_for(SENT[moment][0], PATH)
