@@ -48,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add.add_argument("--replace", action="store_true", help=text)
     text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
     add.add_argument("--state-key", metavar="KEY", help=text)
-    text = "what the folder of a Hugging Face model answers, such as fill-mask (default: what its architecture says)"
+    text = "what the folder of a Hugging Face model answers, such as fill-mask (default: what the folder says)"
     add.add_argument("--task", help=text)
     text = "run the Python files of such a folder, if its config.json names some"
     add.add_argument("--trust-remote-code", action="store_true", help=text)
