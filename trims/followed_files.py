@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from typing import TYPE_CHECKING
 
-from trims.core.errors import TrimsError
+from trims.core.errors import ConfigError, TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds between two looks.
 LOOK_S = 1.0
+#: Bytes that a followed file may have.
+MOST_BYTES = 4 << 20
 
 _Mark = tuple[int, ...] | None
 
@@ -55,6 +58,32 @@ class FollowedFiles:
             return None
         log.log(logging.DEBUG if first else logging.INFO, "%s changed and is taken over", self._what)
         return take
+
+
+def read_whole(path: Path, what: str) -> tuple[bytes, os.stat_result]:
+    """Return the content and the status of a small file, without a wait for a writer as at a FIFO.
+
+    Args:
+        path: Of the file.
+        what: It holds, for errors.
+
+    Raises ConfigError where it is no file, cannot be read or has more than `MOST_BYTES`.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"no {what} can be read from {path}: it is no file")
+            with open(fd, "rb", closefd=False) as file:
+                found = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no {what} can be read from {path}: {error}") from error
+    if len(found) > MOST_BYTES:
+        raise ConfigError(f"no {what} can be read from {path}: it has more than {MOST_BYTES} bytes")
+    return found, status
 
 
 def _mark(path: Path) -> _Mark:

@@ -36,6 +36,7 @@ from trims.core.errors import CallerError, ConfigError, PermissionDeniedError
 from trims.core.policy.quotas import Quota
 from trims.core.units import parse_bytes
 from trims.documents import load_yaml
+from trims.followed_files import read_whole
 from trims.manifests.manifest import TRUSTS
 from trims.manifests.references import name_of
 
@@ -181,10 +182,10 @@ def read_tenants(path: Path | None) -> Tenants:
     """
     if path is None:
         return Tenants()
+    text, status = read_whole(path, "tenants")
     try:
-        status = path.stat()
-        raw = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raw = load_yaml(text.decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the tenants file {path} cannot be read: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"the tenants file {path} may be changed by other users; `chmod go-w` it, and own it")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import ConfigError
-from trims.followed_files import FollowedFiles
+from trims.followed_files import MOST_BYTES, FollowedFiles, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,3 +111,14 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path) -> None:
     os.utime(path, (1, 1))
     value.look()
     assert value.reads == 2
+
+
+def test_what_is_no_small_file_is_refused_without_a_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", MOST_BYTES + 1)
+    for name in ("fifo", "large", "missing", ".", "\0"):
+        with pytest.raises(ConfigError, match=r"no token can be read from .*: "):
+            read_whole(tmp_path / name, "token")
+    (tmp_path / "large").write_bytes(b"word")
+    assert read_whole(tmp_path / "large", "token")[0] == b"word"

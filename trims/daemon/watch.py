@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds for a look that runs while the thread is to end.
+_END_S = 10.0
+
 
 class Watch:
     """A thread that looks at one thing after the other. A look may block: it holds up no session.
@@ -30,10 +33,10 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End once a look that runs has ended. Idempotent, also before `start`."""
+        """End once a look that runs has ended, or hangs as at a lost mount. Idempotent, also before `start`."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _run(self) -> None:
         due = {look: time.monotonic() + pause_s for look, pause_s in self._looks.items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trims.core.errors import ConfigError
-from trims.followed_files import LOOK_S, FollowedFiles
+from trims.followed_files import LOOK_S, FollowedFiles, read_whole
 from trims.tenants import read_tenants
 from trims_predictors.endpoint.settings import read_token
 
@@ -64,7 +64,7 @@ class ServerCertificate:
 
     def _proven(self) -> _Pair:
         certificate, key = self.paths
-        pair = certificate.read_bytes(), key.read_bytes()
+        pair = read_whole(certificate, "certificate")[0], read_whole(key, "key")[0]
         try:
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pair)
         except (ssl.SSLError, ValueError) as error:

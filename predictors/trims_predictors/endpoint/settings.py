@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError
+from trims.followed_files import read_whole
 from trims.tenants import Tenants
 from trims.wire.keepalive import PING_S
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims_predictors.deployment.deployment import Settings
+
+#: Letters of a token at most.
+_MOST_LETTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,19 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, without space round it. Raises ConfigError if it has none, or other users may read it."""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-        mode = path.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"no token can be read from {path}: {error}") from error
+    """Return the token in a file, without space round it.
+
+    Raises ConfigError if it holds none, or more than one line, or if other users may read it.
+    """
+    data, status = read_whole(path, "token")
+    token = data.strip().decode("ascii", "replace")
     if not token:
         raise ConfigError(f"{path} holds no token; write one, such as the output of `openssl rand -hex 32`")
-    if mode & 0o077:
+    if len(token) > _MOST_LETTERS or not all(" " <= each <= "~" for each in token):
+        raise ConfigError(
+            f"{path} holds no token, which is one line of ASCII letters, {_MOST_LETTERS} at most; tokens of several "
+            "callers are for a tenants file (--tenants)"
+        )
+    if status.st_mode & 0o077:
         raise ConfigError(f"other users may read the token in {path}; `chmod 600 {path}`")
     return token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,17 @@ def test_a_token_file_that_changes_counts_unless_a_tenant_has_its_token(tmp_path
             return False
         return True
 
-    for text, taken in ((OPERATOR, OPERATOR), (BLUE, OPERATOR), ("", OPERATOR), (NEXT, NEXT)):
+    for path in (token, tenants):  # opening it would wait for a program that writes
+        text = path.read_text()
+        path.unlink()
+        os.mkfifo(path, 0o600)
+        asyncio.run(look())
+        path.unlink()
+        path.write_text(text)
+        path.chmod(0o600)
+        asyncio.run(look())
+    broken = (BLUE, "", f"{NEXT}\n{OPERATOR}", NEXT * 200, "\x00")
+    for text, taken in ((OPERATOR, OPERATOR), *((each, OPERATOR) for each in broken), (NEXT, NEXT)):
         token.write_text(text)
         asyncio.run(look())
         assert [each for each in (OPERATOR, NEXT) if takes(each)] == [taken]
