@@ -5,7 +5,8 @@ the *queue* of their deployment. A queue has up to `instances` predictors, and f
 The operator has *slots* for predictors of all queues together, and each tenant has its own, so that none waits for
 another's. If no slot is free, the predictor that has been idle longest gives its slot up, or one that loads for
 requests that are gone. If there is none, the next one that finishes does, provided that the other queue's request came
-first. So no queue starves, whatever others bring. Further predictors take free slots only, and half of all at most.
+first. So no queue starves, whatever others bring. Further predictors take half of all slots at most: free ones, or, for
+a request that waits, one of a predictor that idles.
 
 Each event costs the same whatever waits; only a batch costs its own length.
 """
@@ -83,6 +84,8 @@ class Schedule:
     def extend(self, key: DeploymentKey, *, ahead: bool = False) -> list[Step]:
         """Start one predictor beyond `instances`, up to `most`, where a free slot is not wanted by others.
 
+        For a request that waits, an idle predictor of another queue gives its slot up: call it again once it has ended.
+
         Args:
             key: Of the deployment.
             ahead: For the next request, where all predictors are busy; else for one that waits, and for which none
@@ -92,12 +95,21 @@ class Schedule:
         if queue is None or queue.retired or queue.idle or len(queue.starting) >= len(queue.jobs) + ahead:
             return []
         slots = queue.slots
-        full = slots.taken >= slots.most or slots.further >= slots.most // 2
-        if slots.wanting or full or queue.serving >= queue.limits.most:
+        if slots.wanting or slots.further >= slots.most // 2 or queue.serving >= queue.limits.most:
             return []
+        if slots.taken >= slots.most:
+            return self._free_for(queue)
         steps: list[Step] = [self._start(queue, further=True)]
         self._note_unwanted(queue)
         return steps
+
+    def _free_for(self, queue: Queue) -> list[Step]:
+        """End the predictor that has been idle longest, where more requests wait than predictors start or stop."""
+        slots = queue.slots
+        if not slots.idle or len(queue.jobs) <= len(queue.starting) + slots.stopping:
+            return []
+        victim = next(iter(slots.idle))
+        return self._stop(victim) + self._settle(self._predictors[victim].queue)
 
     def ripen(self, job: Job) -> list[Step]:
         """Let a job wait no longer for others to run with. Return the next steps."""

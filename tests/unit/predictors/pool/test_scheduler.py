@@ -115,6 +115,28 @@ def test_further_predictors_take_half_of_the_slots_and_none_that_is_wanted() -> 
     schedule.validate()
 
 
+def test_an_idle_predictor_of_another_queue_gives_its_slot_up_for_a_request_that_waits() -> None:
+    schedule = Schedule(4)
+    for name in ("b", "c"):
+        _, (start,) = submitted(schedule, name)
+        schedule.ready(start.predictor)
+        schedule.done(start.predictor)
+    key = DeploymentKey("a")
+    for _ in range(4):
+        submitted(schedule, limits=Limits(most=9))
+    (further,) = schedule.extend(key)
+    assert isinstance(further, Start)
+    (stop,) = schedule.extend(key)
+    assert (type(stop), stop.predictor) == (Stop, 1)
+    (other,) = schedule.extend(key)
+    assert (type(other), other.predictor) == (Stop, 2)
+    assert schedule.extend(key) == []
+    schedule.validate()
+    assert schedule.ended(1, "by hand") == []
+    assert [type(each) for each in schedule.extend(key)] == [Start]
+    schedule.validate()
+
+
 def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
     schedule = Schedule(4)
     for _ in range(3):
