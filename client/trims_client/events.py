@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 #: Beginning of the media types of events that are all in their body, and the one that is read.
 _IN_BODY, _STRUCTURED = "application/cloudevents", re.compile(r"(?i)application/cloudevents\+json\s*(;|\Z)")
-#: Media type that clients such as curl state where their user states none.
-_UNASKED = "application/x-www-form-urlencoded"
+#: Media type that clients such as curl state where their user states none, and what it is taken for: what is typed
+#: there is JSON.
+_UNASKED, _TYPED = "application/x-www-form-urlencoded", "application/json"
 _PREFIX = "ce-"
 _VERSION = "1.0"
 _REQUIRED = ("specversion", "id", "source", "type")
@@ -28,6 +29,7 @@ _REQUIRED = ("specversion", "id", "source", "type")
 _NAME = re.compile(r"(?!data\Z)[a-z0-9]{1,64}")
 _JSON = re.compile(r"(?i)(application|text)/([\w.-]+\+)?json\s*(;|\Z)")
 _TEXT = re.compile(r"(?i)(text/|application/([\w.-]+\+)?xml\s*(;|\Z))")
+_CHARSET, _UTF_8 = re.compile(r'(?i);\s*charset\s*=\s*"?([^\s;"]*)'), ("utf-8", "utf8", "us-ascii")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 
@@ -99,12 +101,13 @@ def cloud_event(headers: Iterable[tuple[str, str]], body: bytes | memoryview) ->
 
     Args:
         headers: Of the request, with names in lower case.
-        body: Of the request. In binary mode it is not looked at.
+        body: Of the request. In binary mode nothing but its length is looked at.
 
     Raises:
         CallerError: A required attribute is missing or empty, or one is there twice, has a name that none may have or a
             value that none has; or the body is no event in structured mode.
-        NotOfferedError: It is a batch, of another format than JSON, or of another version.
+        NotOfferedError: It is a batch, of another format than JSON, or of another version; or its data is text that is
+            not in UTF-8.
     """
     headers = list(headers)
     if is_structured(headers):  # headers `ce-*` may repeat what the body says
@@ -112,9 +115,9 @@ def cloud_event(headers: Iterable[tuple[str, str]], body: bytes | memoryview) ->
     content_type, attributes = "", dict[str, str]()
     for name, value in headers:
         if name == "content-type":
-            content_type = "" if value.lower() == _UNASKED else value
+            content_type = value.strip()
         elif name.startswith(_PREFIX):
-            _add(attributes, name.removeprefix(_PREFIX), _decoded(value))
+            _add(attributes, name.removeprefix(_PREFIX), _decoded(value.strip()))
     if content_type.lower().startswith(_IN_BODY):
         raise NotOfferedError(
             f"CloudEvents of the type {content_type!r:.80} are not taken; send one at a time, in binary mode or as "
@@ -123,9 +126,11 @@ def cloud_event(headers: Iterable[tuple[str, str]], body: bytes | memoryview) ->
     if not attributes:
         return None
     _check_required(attributes, f"header {_PREFIX}")
+    if content_type.lower() == _UNASKED:
+        return CloudEvent(attributes, _kind(_TYPED), body)
     if content_type:
         attributes["datacontenttype"] = content_type
-    return CloudEvent(attributes, _kind(content_type), body)
+    return CloudEvent(attributes, _kind_of_bytes(content_type, body), body)
 
 
 def structured_event(body: bytes | memoryview) -> CloudEvent:
@@ -139,12 +144,14 @@ def structured_event(body: bytes | memoryview) -> CloudEvent:
     data, packed = stated.pop("data", None), stated.pop("data_base64", None)
     attributes = {name: _attribute(name, value) for name, value in stated.items() if value is not None}
     _check_required(attributes, "attribute ")
-    kind = _kind(attributes.get("datacontenttype", ""))
+    content_type = attributes.get("datacontenttype", "")
     if packed is None:
+        kind = _kind(content_type or _TYPED)  # as the JSON format has it
         return CloudEvent(attributes, kind, _stated_data(data, kind))
     if data is not None:
         raise CallerError("the CloudEvent has data and data_base64; send one of them")
-    return CloudEvent(attributes, kind, _unpacked(packed))
+    unpacked = _unpacked(packed)
+    return CloudEvent(attributes, _kind_of_bytes(content_type, unpacked), unpacked)
 
 
 def _attribute(name: str, value: object) -> str:
@@ -185,7 +192,7 @@ def _unpacked(packed: object) -> bytes:
 
 def _check_required(attributes: Mapping[str, str], what: str) -> None:
     for name in _REQUIRED:
-        if not attributes.get(name):
+        if not attributes.get(name, "").strip():
             raise CallerError(f"the CloudEvent has no {what}{name}; required are {', '.join(_REQUIRED)}")
     if attributes["specversion"] != _VERSION:
         given = attributes["specversion"]
@@ -208,8 +215,21 @@ def _decoded(value: str) -> str:
     return unquote(re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else value)
 
 
+def _kind_of_bytes(content_type: str, data: bytes | memoryview) -> str:
+    """Return what data becomes that came as bytes; no type is stated for an empty `content_type`.
+
+    Raises NotOfferedError for text in another charset than UTF-8.
+    """
+    if not content_type:
+        return "bytes" if len(data) else "json"  # which has None for no data
+    kind = _kind(content_type)
+    if kind == "text" and (stated := _CHARSET.search(content_type)) and stated[1].lower() not in _UTF_8:
+        raise NotOfferedError(f"the CloudEvent's data has the charset {stated[1]!r:.40}; send text in UTF-8")
+    return kind
+
+
 def _kind(content_type: str) -> str:
-    if not content_type or _JSON.match(content_type):
+    if _JSON.match(content_type):
         return "json"
     return "text" if _TEXT.match(content_type) else "bytes"
 

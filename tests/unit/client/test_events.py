@@ -20,13 +20,14 @@ def test_a_request_without_attributes_is_no_cloud_event() -> None:
 @pytest.mark.parametrize(
     ("content_type", "kind"),
     [
-        ("", "json"), ("application/json", "json"), ("application/vnd.me+json; charset=utf-8", "json"),
+        ("", "bytes"), ("text/plain; charset=UTF-8", "text"), ('text/csv;a=b; charset="us-ascii"', "text"),
+        ("application/json; charset=latin-1", "json"), ("application/json", "json"), ("application/vnd.me+json; charset=utf-8", "json"),
         ("text/json", "json"), ("text/plain", "text"), ("application/xml", "text"), ("image/png", "bytes"),
         ("application/jsonl", "bytes"), ("application/x-www-form-urlencoded", "json"),
     ],
 )  # fmt: skip
 def test_the_content_type_says_what_the_data_becomes(content_type: str, kind: str) -> None:
-    found = cloud_event([*REQUIRED, *([("content-type", content_type)] if content_type else [])], b"")
+    found = cloud_event([*REQUIRED, *([("content-type", content_type)] if content_type else [])], b"1")
     assert found is not None
     assert found.kind == kind
     stated = content_type and "form" not in content_type
@@ -44,6 +45,13 @@ def test_values_are_decoded_as_the_binding_writes_them() -> None:
     [
         (REQUIRED[1:], CallerError, "no header ce-id"),
         ([("ce-id", ""), *REQUIRED[1:]], CallerError, "no header ce-id"),
+        ([("ce-id", " "), *REQUIRED[1:]], CallerError, "no header ce-id"),
+        ([("ce-id", '" "'), *REQUIRED[1:]], CallerError, "no header ce-id"),
+        (
+            [*REQUIRED, ("content-type", "text/plain; charset=latin-1")],
+            NotOfferedError,
+            "'latin-1'; send text in UTF-8",
+        ),
         ([*REQUIRED, ("ce-id", "2")], CallerError, "ce-id twice"),
         ([*REQUIRED, ("ce-a_b", "2")], CallerError, "names no attribute"),
         ([*REQUIRED[:3], ("ce-specversion", "0.3")], NotOfferedError, "ce-specversion '0.3'"),
@@ -59,6 +67,8 @@ def test_headers_that_are_no_cloud_event_are_refused(
         cloud_event(headers, b"")
 
 
+#: Content types: as curl states it where its user states none, and one with the charset that text may have.
+CURL, UTF_8 = "application/x-www-form-urlencoded", "text/html;charset=utf8"
 BINARY: dict[str, Any] = {"id": "1", "source": "/a", "type": "t", "specversion": "1.0"}
 
 
@@ -69,8 +79,8 @@ def structured(**members: object) -> bytes:
 @pytest.mark.parametrize(
     ("members", "content_type", "body"),
     [
-        ({"data": {"a": [1, None]}}, "", b'{"a": [1, null]}'),
-        ({"data": "a"}, "", b'"a"'),
+        ({"data": {"a": [1, None]}}, CURL, b'{"a": [1, null]}'),
+        ({"data": "a"}, CURL, b'"a"'),
         ({}, "", b""),
         ({"data": None}, "", b""),
         ({"data": "\u20ac", "datacontenttype": "text/plain"}, "text/plain", "\u20ac".encode()),
@@ -79,6 +89,9 @@ def structured(**members: object) -> bytes:
         ({"data_base64": "/w==", "datacontenttype": "image/png"}, "image/png", b"\xff"),
         ({"data_base64": "WzFd", "datacontenttype": "application/json"}, "application/json", b"[1]"),
         ({"data_base64": "WzFd"}, "", b"[1]"),
+        ({"data_base64": "/w=="}, " ", b"\xff"),
+        ({"data_base64": ""}, "", b""),
+        ({"data": "\u20ac", "datacontenttype": UTF_8}, UTF_8, "\u20ac".encode()),
     ],
 )
 def test_structured_and_binary_mode_are_the_same_to_a_handler(
@@ -102,6 +115,8 @@ def test_structured_and_binary_mode_are_the_same_to_a_handler(
         (b"", CallerError, "in structured mode it is a JSON object"),
         (b"[]", CallerError, "in structured mode it is a JSON object"),
         (structured(id=""), CallerError, "no attribute id"),
+        (structured(id=" \t"), CallerError, "no attribute id"),
+        (structured(data_base64="/w==", datacontenttype="text/a; charset=x"), NotOfferedError, "charset 'x'"),
         (structured(type=None), CallerError, "no attribute type"),
         (structured(specversion="0.3"), NotOfferedError, "specversion '0.3'"),
         (structured(specversion=1.0), CallerError, "specversion is 1.0"),
@@ -117,6 +132,13 @@ def test_structured_and_binary_mode_are_the_same_to_a_handler(
 def test_a_body_that_is_no_cloud_event_is_refused(body: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         structured_event(body)
+
+
+def test_bytes_of_no_stated_type_stay_bytes_in_both_modes() -> None:
+    packed = structured_event(structured(data_base64="WzFd"))
+    sent = cloud_event(REQUIRED, b"[1]")
+    assert sent is not None
+    assert packed.value()["data"] == sent.value()["data"] == b"[1]"
 
 
 def test_one_media_type_is_that_of_structured_mode() -> None:
