@@ -21,7 +21,8 @@ def test_a_request_without_attributes_is_no_cloud_event() -> None:
     ("content_type", "kind"),
     [
         ("", "bytes"), ("text/plain; charset=UTF-8", "text"), ('text/csv;a=b; charset="us-ascii"', "text"),
-        ("application/json; charset=latin-1", "json"), ("application/json", "json"), ("application/vnd.me+json; charset=utf-8", "json"),
+        ("application/json; charset=latin-1", "json"),
+        ("application/json", "json"), ("application/vnd.me+json; charset=utf-8", "json"),
         ("text/json", "json"), ("text/plain", "text"), ("application/xml", "text"), ("image/png", "bytes"),
         ("application/jsonl", "bytes"), ("application/x-www-form-urlencoded", "json"),
     ],
