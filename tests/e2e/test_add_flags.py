@@ -141,6 +141,10 @@ def test_a_folder_has_its_options_and_cuts_texts_if_it_says_so(
         (["a.safetensors", "--hot", "-1"], "--hot: a: predictor.hot: is -1"),
         (["a.safetensors", "--place", "moon"], "--place: a: residency.place: 'moon' is not a place"),
         (["a.safetensors", "--version", ""], "--version: a: version: is empty"),
+        (["a.safetensors", "--batch-delay", "0.1"], "--batch-delay: a: predictor: 'batch_delay_s' has requests wait"),
+        (["a.safetensors", "--prove", "first"], "--prove first (prove=True) is for what is fetched from an address"),
+        (["m.yaml", "--prove", "first"], "--prove first (prove=True) is for what is fetched from an address"),
+        (["hf://a/b", "--lazy", "--prove", "first"], "--lazy fetches nothing yet"),
         (["a.safetensors", "--truncate"], "--truncate is for folders of Hugging Face models"),
         ([HANDLERS, "--model", "m", "--place", "cpu"], "--place: own_handlers: has 'residency', which the model 'm'"),
         (
@@ -163,6 +167,20 @@ def test_a_flag_that_says_nothing_or_too_much_is_refused_by_its_name(
     done = command(daemon, "add", *words)
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     assert command(daemon, "list", "--names").stdout.split() == ["m"]
+
+
+def test_both_clients_in_python_refuse_to_prove_what_lies_here(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("a")
+
+    async def add() -> None:
+        async with aadmin(daemon.config.runtime_dir) as control:
+            await control.add(path, prove=True)
+
+    with trims.admin(daemon.config.runtime_dir) as control:
+        for order in (lambda: control.add(path, prove=True), lambda: asyncio.run(add())):
+            with pytest.raises(CallerError, match="fetched from an address"):
+                order()
+        assert not control.models()
 
 
 def test_both_clients_in_python_take_fields(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:

@@ -97,8 +97,8 @@ def _fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of the manifest that flags state. Raises CallerError."""
     predictor = {field: getattr(options, field) for _, field, *_ in _NUMBERS if getattr(options, field) is not None}
     chosen = _options("--option", options.option)
-    if options.truncate:
-        chosen["truncation"] = True
+    if options.truncate and chosen.setdefault("truncation", True) is not True:
+        raise CallerError("--truncate cuts texts, and `--option truncation` says another thing; leave one of them out")
     made: dict[str, Any] = {}
     if options.version is not None:
         made["version"] = options.version

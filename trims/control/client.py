@@ -118,7 +118,8 @@ class Admin(_Door):
             trust_remote_code: For such a folder: run its Python files, if its `config.json` names some.
             fields: For an artifact or a folder: further fields of its manifest, such as `{"version": "2", "predictor":
                 {"deadline_s": 10}}`. A manifest has its own.
-            prove: For an address: hash also the files that lay in a hub's cache already, before they are served.
+            prove: For an address, without `lazy`: hash also the files that lay in a hub's cache already, before they
+                are served.
             on_progress: Called now and then while it is converted.
 
         Raises:
@@ -135,6 +136,7 @@ class Admin(_Door):
             options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
             fields=fields or {},
         )
+        registration.check_proof(request, prove=prove, lazy=lazy)
         before = self.models(registration.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
@@ -476,6 +478,7 @@ class AsyncAdmin(_Door):
         request = await asyncio.to_thread(
             registration.register, source, name, replace=replace, options=options, fields=fields or {}
         )
+        registration.check_proof(request, prove=prove, lazy=lazy)
         before = await self.models(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)

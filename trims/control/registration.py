@@ -109,6 +109,19 @@ def is_fetched(request: pb.RegisterRequest) -> bool:
     return isinstance(uri, str) and local_artifact(uri) is None
 
 
+def check_proof(request: pb.RegisterRequest, *, prove: bool, lazy: bool) -> None:
+    """Raise CallerError if files are to be hashed before they are served, and none are fetched by this registration."""
+    if prove and not is_fetched(request):
+        raise CallerError(
+            "--prove first (prove=True) is for what is fetched from an address (hf://, https://, s3://), and this lies "
+            "here; leave it out"
+        )
+    if prove and lazy:
+        raise CallerError(
+            "--prove first (prove=True) hashes what is fetched now, and --lazy fetches nothing yet; leave one of them out"
+        )
+
+
 def name_in(request: pb.RegisterRequest) -> str:
     """Return the name that a registration is for; empty if its manifest has none."""
     raw = load_yaml(request.manifest_yaml)

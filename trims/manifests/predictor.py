@@ -85,6 +85,11 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"has {' and '.join(stated)}; state one of them")
         if self.handler:
             self._check_handler()
+        if self.batch_delay_s and not self.max_batch_size:
+            raise ValueError(
+                "'batch_delay_s' has requests wait for others, with which none is put together; state `max_batch_size`, "
+                "or leave it out"
+            )
         levels = self.priority_levels
         if self.default_priority_level < 0:
             msgspec.structs.force_setattr(self, "default_priority_level", (levels + 1) // 2)
@@ -92,6 +97,11 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if not least <= self.default_priority_level <= levels:
             given = self.default_priority_level
             raise ValueError(f"'default_priority_level' is {given}; write a whole number from {least} to {levels}")
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether something else answers than what trims has for the framework."""
+        return bool(self.call or self.name or self.function or self.handler)
 
     def _check_handler(self) -> None:
         """Raise ValueError for what a handler cannot have."""

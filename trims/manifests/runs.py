@@ -61,9 +61,9 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
         format_name: Of its artifact, as it was found; empty until something looked.
         files: Of its artifact, as they were found; none until something looked.
     """
-    source, settings = manifest.artifact, manifest.predictor
+    source = manifest.artifact
     found = source.format or format_name
-    if settings.call or settings.name or settings.function or settings.handler or source.model is not None:
+    if manifest.predictor.has_own_code or source.model is not None:
         return ""
     if not found:  # nothing has looked into the artifact yet
         return ""

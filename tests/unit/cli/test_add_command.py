@@ -114,6 +114,16 @@ def test_an_option_that_is_none_is_refused(
     assert daemon.orders == []
 
 
+@pytest.mark.parametrize(("value", "code"), [("false", 1), ("'no'", 1), ("true", 0)])
+def test_truncate_beside_an_option_that_says_another_thing_is_refused(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str], value: str, code: int
+) -> None:
+    daemon = answer(add=BERT)
+    assert main(["add", "m", "--lazy", "--truncate", "--option", f"truncation={value}"]) == code
+    assert ("--truncate" in capsys.readouterr().err) == bool(code)
+    assert len(daemon.orders) == 1 - code
+
+
 @pytest.mark.parametrize(
     "words", [["--task", "fill-mask"], ["--prove", "first"], ["--trust-remote-code"], ["--state-key", "net"]]
 )

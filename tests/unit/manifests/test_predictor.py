@@ -74,6 +74,14 @@ def test_what_is_wrong_is_refused_by_the_parser_and_by_the_schema(fields: dict[s
         jsonschema.validate(manifest(**fields), SCHEMA)
 
 
+def test_a_delay_of_batches_without_batches_is_refused() -> None:
+    with pytest.raises(ManifestError, match="'batch_delay_s'.*state `max_batch_size`"):
+        parse_manifest(manifest(predictor={"batch_delay_s": 0.1}))
+    with pytest.raises(ManifestError, match="'batch_delay_s'"):
+        parse_manifest(manifest(predictor={"batch_delay_s": 0.1, "max_batch_size": 0}))
+    assert parse_predictor({"batch_delay_s": 0, "threads": 0, "max_batch_size": 0}, "m") == PredictorSettings()
+
+
 def test_a_predictor_is_a_class_a_function_or_an_installed_one() -> None:
     for stated in ({"call": "m:Class"}, {"function": "m:function"}, {"name": "my-predictor"}):
         jsonschema.validate(manifest(predictor=stated), SCHEMA)
