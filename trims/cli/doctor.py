@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trims.cli.finding import Finding
 from trims.cli.output import note
-from trims.core.errors import ConfigError, DaemonAwayError, TrimsError
+from trims.core.errors import CallerError, ConfigError, DaemonAwayError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
@@ -56,10 +56,11 @@ def examine(runtime_dir: str | None) -> list[Finding]:
     return found
 
 
-def back_up_state(runtime_dir: str | None, folder: Path) -> list[Path]:
-    """Write a backup of what a daemon keeps and cannot find out again. Return its files. Raises as `back_up`.
+def back_up_state(runtime_dir: str | None, folder: str) -> list[Path]:
+    """Write a backup of what a daemon keeps and cannot find out again. Return its files.
 
-    The daemon is the one that answers, else the one that these settings describe.
+    Raises as `back_up`, and CallerError for a folder without a name. The daemon is the one that answers, else the one
+    that these settings describe.
     """
     from trims.control import admin
     from trims.daemon.config import build_config
@@ -68,6 +69,8 @@ def back_up_state(runtime_dir: str | None, folder: Path) -> list[Path]:
     from trims.sources.lock import NAME
     from trims.store.catalog import CATALOG
 
+    if not folder:
+        raise CallerError("--backup is empty; name a folder")
     config = build_config({})
     state = config.state_dir
     with contextlib.suppress(DaemonAwayError), admin(runtime_dir) as daemon:
@@ -75,7 +78,7 @@ def back_up_state(runtime_dir: str | None, folder: Path) -> list[Path]:
     registry = file_of_registry(config.registry, state)
     if registry is None:
         note(f"manifests are not in the backup: the registry {config.registry} keeps them")
-    found = back_up([path for path in (registry, state / CATALOG, state / NAME) if path is not None], folder)
+    found = back_up([path for path in (registry, state / CATALOG, state / NAME) if path is not None], Path(folder))
     if not found:
         raise ConfigError(f"{state} has nothing to back up; `--runtime-dir` or $TRIMS_STATE_DIR names another daemon's")
     return found

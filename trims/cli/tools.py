@@ -31,7 +31,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "say what is wrong with this machine's set-up, and what to do about it"
     doctor = commands.add_parser("doctor", help=text, description=text)
     text = "instead, write a backup of registry, catalog and lock file to this folder, also while the daemon runs"
-    completed(doctor.add_argument("--backup", type=Path, metavar="DIR", help=text), FILES)
+    completed(doctor.add_argument("--backup", metavar="DIR", help=text), FILES)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"

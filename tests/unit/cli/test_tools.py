@@ -77,3 +77,12 @@ def test_convert_takes_a_file_or_a_descriptor_and_not_both(capsys: pytest.Captur
             main(words)
         assert ended.value.code == 2
     assert "not allowed with argument -o" in capsys.readouterr().err
+
+
+def test_a_backup_into_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--backup", ""]) == 1
+    assert "--backup is empty; name a folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
