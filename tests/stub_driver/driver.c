@@ -1,4 +1,4 @@
-/* A stand-in for libcuda.so.1 and libnvidia-ml.so.1: one device whose memory is files in $TRIMS_STUB_DRIVER.
+/* A stand-in for libcuda.so.1 and libnvidia-ml.so.1: one device whose memory is files in $CUDA_STUB_DRIVER.
  *
  * It lets machines without a GPU run NVIDIA's own Python packages, and so every line of ours that calls them, down to
  * the C arguments that arrive here. It knows only the calls that trims makes. Holders of memory are counted by the
@@ -45,7 +45,7 @@ static Context made[DEEPEST]; /* beside the primary one; they take no memory */
 static int context_fd = -1, retained, numbers;
 static const Uuid UUID = {{0xab, 0xcd, 0xef, 0x01, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
 
-static const char *folder(void) { return getenv("TRIMS_STUB_DRIVER"); }
+static const char *folder(void) { return getenv("CUDA_STUB_DRIVER"); }
 
 static Held *find(u64 name) {
   for (int i = 0; i < MOST; i++)
