@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -188,12 +188,17 @@ def test_both_clients_in_python_take_fields(daemon: Daemon, checkpoint: Callable
     with trims.admin(daemon.config.runtime_dir) as control:
         made = control.add(path, fields=fields)
         assert (made.version, made.manifest["predictor"]) == ("2", {"deadline_s": 3})
-        with pytest.raises(ManifestError, match="--deadline"):
+        for none in ([1], [], "", 0):
+            with pytest.raises(CallerError, match=r"fields is .*; state a mapping"):
+                control.add(path, name="b", fields=cast("Any", none))
+        with pytest.raises(ManifestError, match=r"^b: predictor\.deadline_s: is -1"):
             control.add(path, name="b", fields={"predictor": {"deadline_s": -1}})
 
     async def add_there() -> Any:
         async with aadmin(daemon.config.runtime_dir) as there:
-            with pytest.raises(CallerError, match="--version is for artifacts"):
+            with pytest.raises(CallerError, match=r"fields is \[1\]; state a mapping"):
+                await there.add(path, name="b", fields=cast("Any", [1]))
+            with pytest.raises(CallerError, match=r"^version is for artifacts"):
                 await there.add({"name": "b", "artifact": {"path": str(path)}}, fields=fields)
             return await there.add(path, name="b", fields=fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from trims.wire.address import default_runtime_dir
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator, Mapping
 
     from trims.control import Loading, Model
 
@@ -111,6 +113,20 @@ def _fields(options: argparse.Namespace) -> dict[str, Any]:
     return made
 
 
+@contextmanager
+def _errors_by_flag(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Have errors of a registration name the flags of the fields."""
+    from trims.control.stated_fields import by_flag
+
+    try:
+        yield
+    except CallerError as error:
+        named = by_flag(error, fields)
+        if named is error:
+            raise
+        raise named from error
+
+
 def _options(flag: str, stated: list[str]) -> dict[str, Any]:
     """Return NAME=VALUE as a mapping, each value as YAML has it. Raises CallerError."""
     import yaml
@@ -162,14 +178,15 @@ def _add_function(options: argparse.Namespace, source: str) -> Model:
     flags["--trust-remote-code"] = options.trust_remote_code or None
     for flag in (flag for flag, value in flags.items() if value is not None):
         raise CallerError(f"{flag} is for an artifact, and {source} is a function; leave it out")
-    with admin(options.runtime_dir) as daemon:
+    fields = _fields(options)
+    with admin(options.runtime_dir) as daemon, _errors_by_flag(fields):
         made = function_manifest(
             Path(source),
             daemon.show(options.model),
             form=options.form,
             handler=options.handler,
             name=options.name,
-            fields=_fields(options),
+            fields=fields,
         )
         model = daemon.add(made, replace=options.replace, lazy=True)
     if not options.json:
@@ -182,7 +199,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
     from trims.manifests.manifest import parse_manifest
     from trims.manifests.runs import task_by_signs, why_not_run
 
-    notes = [""]
+    notes, fields = [""], _fields(options)
 
     def follow(now: Loading) -> None:
         notes.append(now.note)
@@ -192,6 +209,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
         admin(options.runtime_dir) as daemon,
         interruptible(daemon, options.name, source),
         loading(options.name or source, options.json) as shown,
+        _errors_by_flag(fields),
     ):
         model = daemon.add(
             source if is_address(source) else Path(source),
@@ -201,7 +219,7 @@ def _register_one(options: argparse.Namespace, source: str) -> Model:
             state_key=options.state_key,
             task=options.task,
             trust_remote_code=options.trust_remote_code,
-            fields=_fields(options),
+            fields=fields,
             prove=options.prove == "first",
             on_progress=follow,
         )

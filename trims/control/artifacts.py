@@ -62,7 +62,7 @@ def manifest_for(artifact: Path, name: str | None, options: Mapping[str, Any] = 
 def _refuse(options: Mapping[str, Any], unknown: frozenset[str], what: str) -> None:
     """Raise CallerError for an option that is for other artifacts."""
     for name in sorted(unknown & options.keys()):
-        raise CallerError(f"{what}, for which --{name.replace('_', '-')} says nothing; leave it out")
+        raise CallerError(f"{name} is nothing to state here: {what}; leave it out")
 
 
 def _for_model_folder(folder: Path, name: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Admin(_Door):
             name,
             replace=replace,
             options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
-            fields=fields or {},
+            fields=fields,
         )
         registration.check_proof(request, prove=prove, lazy=lazy)
         before = self.models(registration.name_in(request))
@@ -476,7 +476,7 @@ class AsyncAdmin(_Door):
         options = _stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code)
         # It looks into files, which may lie on a disk that hangs.
         request = await asyncio.to_thread(
-            registration.register, source, name, replace=replace, options=options, fields=fields or {}
+            registration.register, source, name, replace=replace, options=options, fields=fields
         )
         registration.check_proof(request, prove=prove, lazy=lazy)
         before = await self.models(registration.name_in(request))

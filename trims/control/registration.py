@@ -12,7 +12,7 @@ import yaml
 
 from trims.control.artifacts import check_text, manifest_for
 from trims.control.orders import message
-from trims.control.stated_fields import artifact_options, refuse_fields, with_fields
+from trims.control.stated_fields import artifact_options, check_fields, refuse_fields, with_fields
 from trims.core.errors import CallerError, ManifestError
 from trims.documents import load_yaml
 from trims.manifests.addresses import check_address, is_address, local_artifact, name_for
@@ -40,7 +40,7 @@ def register(
     *,
     replace: bool,
     options: Mapping[str, Any] = MappingProxyType({}),
-    fields: Mapping[str, Any] = MappingProxyType({}),
+    fields: Mapping[str, Any] | None = None,
 ) -> pb.RegisterRequest:
     """Register a manifest, an artifact, or the folder of a Hugging Face model.
 
@@ -53,13 +53,14 @@ def register(
 
     Raises CallerError, ManifestError.
     """
+    fields = {} if fields is None else fields
+    check_fields(fields)
     if isinstance(source, Mapping):
         _refuse_beside("the mapping", options, fields)
         return _registration(dict(source), "", replace=replace)
     if isinstance(source, str) and is_address(source) and source.endswith((".yaml", ".yml")):
         _refuse_beside(source, options, fields)
-        if name is not None:
-            raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
+        _refuse_name(name, source)
         return message(pb.RegisterRequest, address=check_address(source), replace=replace)
     if isinstance(source, str) and is_address(source):
         return _registration(_fetched(source, name, options, fields), "", replace=replace)
@@ -118,7 +119,7 @@ def check_proof(request: pb.RegisterRequest, *, prove: bool, lazy: bool) -> None
         )
     if prove and lazy:
         raise CallerError(
-            "--prove first (prove=True) hashes what is fetched now, and --lazy fetches nothing yet; leave one of them out"
+            "--prove first (prove=True) hashes what is fetched now, and --lazy fetches nothing yet; leave one out"
         )
 
 
@@ -151,8 +152,13 @@ def _refuse_beside(what: str, options: Mapping[str, Any], fields: Mapping[str, A
     """Raise CallerError for what is stated beside a manifest and belongs into it."""
     refuse_fields(fields, what)
     for name in options:
-        flag = f"--{name.replace('_', '-')}"
-        raise CallerError(f"{flag} is for artifacts; {what} is a manifest: write {name} there, under artifact.options")
+        raise CallerError(f"{name} is for artifacts; {what} is a manifest: write {name} there, under artifact.options")
+
+
+def _refuse_name(name: str | None, source: object) -> None:
+    """Raise CallerError for a name that is stated beside a manifest."""
+    if name is not None:
+        raise CallerError(f"name is for artifacts; {source} is a manifest, and its field `name` names the model")
 
 
 def is_manifest(path: Path) -> bool:
@@ -170,6 +176,5 @@ def _manifest_of(
         return with_fields(manifest_for(source, name, {**artifact_options(fields), **options}), fields), ""
     check_text(source)
     _refuse_beside(str(source), options, fields)
-    if name is not None:
-        raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
+    _refuse_name(name, source)
     return read_manifest(source)

@@ -1,7 +1,7 @@
 """Fields of a manifest that are stated beside an artifact or a function, by flags of `trims add` or in `Admin.add`.
 
 They are put into the manifest that is made of the artifact, and checked as all manifests are. A manifest of one's own
-has its fields in itself: they are refused beside it.
+has its fields in itself: they are refused beside it. Errors name fields, and `by_flag` has `trims add` name its flags.
 """
 
 from __future__ import annotations
@@ -32,13 +32,23 @@ FLAGS: Mapping[tuple[str, ...], str] = {
     ("predictor", "options"): "--option",
     ("artifact", "options"): "--artifact-option",
 }
+#: Other arguments of `Admin.add` that errors name -> flags of `trims add`.
+_ARGUMENTS: Mapping[tuple[str, ...], str] = {
+    (name,): f"--{name.replace('_', '-')}" for name in ("name", "state_key", "task", "trust_remote_code")
+}
+
+
+def check_fields(fields: object) -> None:
+    """Raise CallerError for what is no mapping of fields."""
+    if not isinstance(fields, Mapping):
+        raise CallerError(f'fields is {fields!r:.80}; state a mapping, such as {{"version": "2"}}')
 
 
 def refuse_fields(fields: Mapping[str, Any], what: str) -> None:
     """Raise CallerError for fields beside a manifest."""
     for path, _ in _leaves(fields):
         raise CallerError(
-            f"{_flag(path)} is for artifacts and functions; {what} is a manifest: write {'.'.join(path)} there"
+            f"{'.'.join(path)} is for artifacts and functions; {what} is a manifest: write {'.'.join(path)} there"
         )
 
 
@@ -59,10 +69,7 @@ def with_fields(raw: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
     if not fields:
         return dict(raw)
     made = _merged(raw, fields, ())
-    try:
-        _check_known(parse_manifest(made))
-    except ManifestError as error:
-        raise _by_flag(error, fields) from error
+    _check_known(parse_manifest(made))
     return made
 
 
@@ -75,32 +82,39 @@ def _check_known(manifest: Manifest) -> None:
         return
     for name in settings.options:
         if not (settings.handler and name == "as"):
-            flag = _flag(("predictor", "options", name))
-            raise CallerError(f"{flag} is for folders of Hugging Face models, and {manifest.name} is none")
+            raise CallerError(
+                f"predictor.options.{name} is for folders of Hugging Face models, and {manifest.name} is none"
+            )
 
 
 def _merged(raw: Mapping[str, Any], fields: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(fields, Mapping):
-        raise CallerError(f"{'.'.join(path) or 'fields'} is {fields!r:.80}; state a mapping of fields")
+        raise CallerError(f"{'.'.join(path)} is {fields!r:.80}; state a mapping of fields")
     made = dict(raw)
     for name, value in fields.items():
         there, here = made.get(name), (*path, str(name))
         if isinstance(there, Mapping):
             made[name] = _merged(there, value, here)
         elif there is not None and there != value:
-            raise CallerError(f"{_flag(here)}: {'.'.join(here)} is {there!r:.80} already, by what is added")
+            raise CallerError(f"{'.'.join(here)} is {there!r:.80} already, by what is added")
         else:
             made[name] = value
     return made
 
 
-def _by_flag(error: ManifestError, fields: Mapping[str, Any]) -> ManifestError:
-    """Return the error of a manifest with the flag that states the field which it names."""
+def by_flag(error: CallerError, fields: Mapping[str, Any]) -> CallerError:
+    """Return an error of a registration with the flag that states the field which it names; else the error itself."""
     text = str(error)
-    for path, _ in _leaves(fields):
-        named = [f"{'.'.join(path)}: ", *(f"{name!r}" for name in reversed(path))]
-        if any(each in text for each in named):
-            return ManifestError(f"{_flag(path)}: {text}")
+    if type(error) is CallerError:
+        for path in (*(path for path, _ in _leaves(fields)), *_ARGUMENTS):
+            begins = f"{'.'.join(path)} is "
+            if text.startswith(begins):
+                return CallerError(f"{_flag(path)} is {text.removeprefix(begins)}")
+    if isinstance(error, ManifestError):
+        for path, _ in _leaves(fields):
+            named = [f"{'.'.join(path)}: ", *(f"{name!r}" for name in reversed(path))]
+            if any(each in text for each in named):
+                return ManifestError(f"{_flag(path)}: {text}")
     return error
 
 
@@ -115,7 +129,7 @@ def _leaves(fields: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def _flag(path: tuple[str, ...]) -> str:
-    """Return the flag that states a field, also the name of one option; without a flag, the field itself."""
-    if path in FLAGS:
-        return FLAGS[path]
+    """Return the flag that states a field, also one option, or an argument; without a flag, the field itself."""
+    if flag := FLAGS.get(path) or _ARGUMENTS.get(path):
+        return flag
     return f"{FLAGS[path[:-1]]} {path[-1]}" if path[:-1] in FLAGS else ".".join(path)

@@ -26,7 +26,7 @@ def test_a_manifest_in_a_file_is_sent_with_the_folder_its_paths_begin_at(tmp_pat
     request = registration.register(tmp_path / "m.yaml", None, replace=True)
     assert yaml.safe_load(request.manifest_yaml) == MANIFEST
     assert (request.origin, request.replace) == (str(tmp_path.resolve()), True)
-    with pytest.raises(CallerError, match=r"--name is for artifacts; .*m\.yaml is a manifest"):
+    with pytest.raises(CallerError, match=r"^name is for artifacts; .*m\.yaml is a manifest"):
         registration.register(tmp_path / "m.yaml", "other", replace=False)
 
 
@@ -66,7 +66,7 @@ def test_fields_beside_an_artifact_go_into_its_manifest_and_are_refused_beside_o
         assert (artifact["options"], artifact[where]) == ({"prepack": "shared"}, str(source))
     sources: tuple[Any, ...] = (tmp_path / "m.yaml", MANIFEST, "https://host/m.yaml")
     for each in sources:
-        with pytest.raises(CallerError, match=r"--version is for artifacts and functions; .* is a manifest: write ver"):
+        with pytest.raises(CallerError, match=r"^version is for artifacts and functions; .* is a manifest: write ver"):
             registration.register(each, None, replace=False, fields=fields)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.control.stated_fields import FLAGS, artifact_options, refuse_fields, with_fields
-from trims.core.errors import CallerError, ManifestError
+from trims.control.stated_fields import FLAGS, artifact_options, by_flag, refuse_fields, with_fields
+from trims.core.errors import CallerError, ManifestError, ModelExistsError
 from trims.manifests.manifest import parse_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RAW: dict[str, Any] = {"name": "m", "artifact": {"path": "/a/m.onnx"}}
 FOLDER: dict[str, Any] = {
@@ -17,6 +21,14 @@ FOLDER: dict[str, Any] = {
 FUNCTION: dict[str, Any] = {
     "name": "m", "artifact": {"model": "x"}, "predictor": {"handler": "/f.py:h", "options": {"as": "torch"}},
 }  # fmt: skip
+
+
+def refused(order: Callable[[], object], fields: dict[str, Any]) -> tuple[CallerError, CallerError]:
+    """The error as Python gets it, and as `trims add` reports it."""
+    with pytest.raises(CallerError) as caught:
+        order()
+    assert "--" not in str(caught.value)
+    return caught.value, by_flag(caught.value, fields)
 
 
 def nested(path: tuple[str, ...], value: object) -> dict[str, Any]:
@@ -42,9 +54,10 @@ def test_every_flag_names_a_field_of_manifests(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("path", FLAGS)
 def test_a_field_beside_a_manifest_is_refused_by_its_flag(path: tuple[str, ...]) -> None:
-    stated = {"a": 1} if path[-1] == "options" else 1
-    with pytest.raises(CallerError, match=f"{FLAGS[path]}.* is for artifacts and functions; m.yaml is a manifest"):
-        refuse_fields(nested(path, stated), "m.yaml")
+    fields = nested(path, {"a": 1} if path[-1] == "options" else 1)
+    error, told = refused(lambda: refuse_fields(fields, "m.yaml"), fields)
+    assert re.match(rf"{'.'.join(path)}.* is for artifacts and functions; m.yaml is a manifest", str(error))
+    assert re.match(rf"{FLAGS[path]}.* is for artifacts and functions; m.yaml is a manifest", str(told))
     refuse_fields({}, "m.yaml")
 
 
@@ -66,15 +79,17 @@ def test_a_field_beside_a_manifest_is_refused_by_its_flag(path: tuple[str, ...])
 def test_a_value_that_a_field_cannot_have_is_the_manifests_error_with_the_flag(
     raw: dict[str, Any], path: tuple[str, ...], value: object, message: str
 ) -> None:
-    with pytest.raises(ManifestError, match=message):
-        with_fields(raw, nested(path, value))
+    fields = nested(path, value)
+    error, told = refused(lambda: with_fields(raw, fields), fields)
+    assert (type(error), type(told)) == (ManifestError, ManifestError)
+    assert re.match(message, str(told))
 
 
 @pytest.mark.parametrize(
     ("raw", "fields", "message"),
     [
-        (FUNCTION, {"predictor": {"options": {"as": "mxnet"}}}, "--option as: .* is 'torch' already"),
-        (RAW, {"name": "other"}, "name: name is 'm' already"),
+        (FUNCTION, {"predictor": {"options": {"as": "mxnet"}}}, "--option as is 'torch' already"),
+        (RAW, {"name": "other"}, "--name is 'm' already"),
         (RAW, {"artifact": "other"}, "artifact is 'other'; state a mapping"),
         (RAW, {"predictor": {"options": {"truncation": True}}}, "--truncate is for folders of Hugging Face"),
         (
@@ -88,8 +103,13 @@ def test_a_value_that_a_field_cannot_have_is_the_manifests_error_with_the_flag(
 def test_a_field_that_says_another_thing_or_nothing_is_refused(
     raw: dict[str, Any], fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CallerError, match=message):
-        with_fields(raw, fields)
+    _, told = refused(lambda: with_fields(raw, fields), fields)
+    assert re.match(message, str(told))
+
+
+def test_an_error_that_names_no_field_is_left_as_it_is() -> None:
+    for error in (CallerError("versions is 1"), ManifestError("m: framework.name: is 1"), ModelExistsError("name is")):
+        assert by_flag(error, {"version": "2", "predictor": {"hot": 1}}) is error
 
 
 def test_options_are_taken_where_a_predictor_may_know_them() -> None:
