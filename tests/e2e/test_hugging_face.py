@@ -407,6 +407,44 @@ def test_batches_of_a_task_whose_requests_would_mix_are_refused_as_it_is_added(s
     assert "mixing" not in served.serving.run("list").stdout
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "words"),
+    [
+        ("BertForSequenceClassification", "nosuch", "1", "'nosuch', which the task text-classification does not know"),
+        ("BertForSequenceClassification", "top_k", "abc", "predictor.options.top_k is 'abc'; write a whole number"),
+        ("BertForTokenClassification", "aggregation_strategy", "best", "write one of none, simple, first"),
+        ("BertModel", "prompt", "nosuch", "has no prompt 'nosuch'"),
+    ],
+)
+def test_an_option_with_which_every_request_would_fail_is_refused_as_it_is_added(
+    served: Served, kind: str, name: str, value: str, words: str
+) -> None:
+    folder = served.folder / "models" / f"options-{kind}-{name}"
+    folder = embedder(folder) if kind == "BertModel" else save(named(kind), folder)
+    manifest = served.folder / f"options-{kind}.yaml"
+    manifest.write_text(f"name: unasked\nartifact: {{path: {folder}}}\npredictor: {{options: {{{name}: {value}}}}}\n")
+    for added in ([folder, "--name", "unasked", "--option", f"{name}={value}"], [manifest], [manifest, "--lazy"]):
+        done = served.serving.run("add", *added)
+        assert done.returncode != 0
+        assert words in done.stderr
+    assert "unasked" not in served.serving.run("list").stdout
+    checked = served.serving.run("validate", manifest)
+    assert checked.returncode == 1
+    assert f"{manifest}:3: predictor.options: " in checked.stdout
+    assert words in checked.stdout
+
+
+def test_options_that_nothing_reads_are_refused_as_a_manifest_is_added(served: Served) -> None:
+    weights, manifest = served.folder / "bare.safetensors", served.folder / "bare.yaml"
+    save_file({"a": np.ones(3, np.float32)}, weights)
+    stated = "framework: {name: torch}\npredictor: {options: {top_k: 1}}\n"
+    manifest.write_text(f"name: bare\nartifact: {{path: {weights}}}\n{stated}")
+    done = served.serving.run("add", manifest)
+    assert done.returncode != 0
+    assert "has top_k, which the predictor for torch does not know" in done.stderr
+    assert "which the predictor for torch does not know" in served.serving.run("validate", manifest).stdout
+
+
 def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
     folder = Path(tempfile.mkdtemp(prefix="trims-hf-", dir="/tmp"))
     model = save(named("BertForSequenceClassification"), folder / "model")
@@ -437,6 +475,11 @@ def test_one_command_leads_from_a_hubs_address_to_an_answer() -> None:
         second = serving.run("run", "hf://org/classifier", "not good", "--json")
         assert json.loads(second.stdout)["outputs"] == json.loads(first.stdout)["outputs"]
         assert len(hub.requests) == asked  # what is here is not asked for again
+        for words in (["--option", "nosuch=1"], ["--option", "nosuch=1", "--task", "text-classification", "--lazy"]):
+            refused = serving.run("add", "hf://org/classifier", "--name", "unasked", *words)
+            assert refused.returncode != 0
+            assert "'nosuch', which the task text-classification does not know" in refused.stderr
+            assert "unasked" not in serving.run("list").stdout
         embedded = serving.run("run", "hf://org/static", "not good", "--json")
         assert json.loads(embedded.stdout)["outputs"][0]["data"] == [1.0] * 8, embedded.stderr
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.control.functions import check_handler
 from trims.control.manifest_lines import Lines, Problem, yaml_problem
-from trims.core.errors import ArtifactNotFoundError, ManifestError, TrimsError
+from trims.core.errors import ArtifactNotFoundError, ManifestError, NotSupportedError, TrimsError
 from trims.formats.conversion.conversion import converter, detect
+from trims.formats.settings import check_settings
 from trims.formats.transformers.converter import TransformersConverter
 from trims.formats.transformers.folder import main_in
 from trims.manifests.manifest import Manifest, parse_manifest
@@ -20,6 +21,7 @@ from trims.registry.base import parse_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from trims.formats.base import Converter
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
 #: Problems of one file's fields that are looked for: each is found without those before it.
@@ -160,8 +162,10 @@ def _artifact(manifest: Manifest) -> Iterator[tuple[str, str]]:
             chosen = detect(main)
     except TrimsError as error:
         yield "artifact.format" if source.format is not None else field, str(error)
+    troubles = []
     if chosen is not None and chosen.format == TransformersConverter.format:
-        yield from _task(source.options, main, field)
+        troubles = list(_task(source.options, main, field))
+    yield from troubles or _settings(manifest, chosen, main)
 
 
 def _main_file(path: Path) -> Path:
@@ -181,6 +185,13 @@ def _task(options: Mapping[str, Any], main: Path | None, field: str) -> Iterator
             TransformersConverter().task(main, options)
     except TrimsError as error:
         yield "artifact.options.task" if "task" in options else field, str(error)
+
+
+def _settings(manifest: Manifest, chosen: Converter | None, main: Path | None) -> Iterator[tuple[str, str]]:
+    try:
+        check_settings(manifest, chosen, main)
+    except NotSupportedError as error:
+        yield "predictor.max_batch_size" if "max_batch_size" in str(error) else "predictor.options", str(error)
 
 
 def _in_package(package: str, path: str) -> Path | None:

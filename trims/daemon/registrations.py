@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError, ManifestError, ModelNotFoundError
+from trims.core.errors import CallerError, ManifestError, ModelNotFoundError, NotSupportedError
 from trims.manifests.manifest import parse_manifest
 from trims.manifests.references import name_of, split_reference
-from trims.manifests.tasks import check_batches
 from trims.store.rows import moved_rows
 
 if TYPE_CHECKING:
@@ -35,9 +34,13 @@ class Registrations:
         self._store, self._registry, self._transfers = store, registry, transfers
 
     def register(self, raw: dict[str, Any], origin: str, *, replace: bool) -> Entry:
-        """Keep a manifest, and return what it was registered as. Raises as `Registry.put`."""
+        """Keep a manifest, and return what it was registered as.
+
+        Raises as `Registry.put`, and NotSupportedError for settings with which every request would fail.
+        """
         self._store.resolver.check_reference(raw, origin)
-        self._check_batches(raw, origin)
+        if refusal := self._store.find_refusal(parse_manifest(raw, origin)):
+            raise NotSupportedError(refusal)
         before = self._versions(raw.get("name"))
         manifest = self._registry.put(raw, origin, replace=replace)
         after = self._registry.versions(manifest.name)
@@ -49,14 +52,6 @@ class Registrations:
             self._store.retire(entry.row)
         self._store.model_changes.tell([manifest.name])
         return entry
-
-    def _check_batches(self, raw: dict[str, Any], origin: str) -> None:
-        """Raise NotSupportedError for a model whose requests may not run together, though its manifest says so."""
-        manifest = parse_manifest(raw, origin)
-        settings = manifest.predictor
-        own_code = settings.call or settings.name or settings.function or settings.handler
-        if settings.max_batch_size and not own_code and manifest.artifact.model is None:
-            check_batches(self._store.find_task(manifest), settings.max_batch_size, manifest.name)
 
     def unregister(self, reference: str, *, every: bool) -> None:
         """Forget a version of a model, or all. Raises as `Registry.remove_version`."""

@@ -186,6 +186,8 @@ class Transfers:
             self._changed(uri)
         if found.image is not None:
             self._take_fields(name, found.image)
+        if refusal := self._store.find_refusal(self._registry.get(name)):
+            raise NotSupportedError(refusal)
         return self._opened(pulling, name, uri, before if update else None)
 
     def _opened(self, pulling: Pulling, name: str, uri: str, before: Mapping[str, Any] | None) -> Any:

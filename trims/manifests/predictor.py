@@ -87,8 +87,8 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
             self._check_handler()
         if self.batch_delay_s and not self.max_batch_size:
             raise ValueError(
-                "'batch_delay_s' has requests wait for others, with which none is put together; state `max_batch_size`, "
-                "or leave it out"
+                "'batch_delay_s' has requests wait for others, and none are put together; state `max_batch_size`, or "
+                "leave it out"
             )
         levels = self.priority_levels
         if self.default_priority_level < 0:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import NotSupportedError
 from trims.manifests.tasks import EMBEDDING, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from trims.manifests.manifest import Manifest
+    from trims.manifests.predictor import PredictorSettings
 
 #: Format -> the framework that runs its models. Of the others, one has to know more than the file says.
 _OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet", "transformers": "transformers"}
+#: Frameworks whose predictors read no options.
+_WITHOUT_OPTIONS = ("torch", "onnxruntime", "mxnet")
 #: Formats of files with tensors alone.
 _TENSORS = ("torch", "safetensors")
 #: Part that prepares inputs -> pattern of its files, and the usual ones.
@@ -78,6 +82,24 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
             "opened, and its requests fail"
         )
     return _lacks(manifest, files) if framework == "transformers" and found == framework else ""
+
+
+def check_unread_options(name: str, settings: PredictorSettings, framework: str) -> None:
+    """Raise NotSupportedError for options that nothing would read; a predictor of one's own may read any.
+
+    Args:
+        name: Of the model.
+        settings: Of its manifest.
+        framework: The one that runs it; empty if nothing says it.
+    """
+    if settings.name or settings.function or settings.call:
+        return
+    unknown = [each for each in settings.options if not (settings.handler and each == "as")]
+    if unknown and (settings.handler or framework in _WITHOUT_OPTIONS):
+        what = "a handler" if settings.handler else f"the predictor for {framework}"
+        raise NotSupportedError(
+            f"predictor.options of {name!r} has {', '.join(unknown)}, which {what} does not know; leave it out"
+        )
 
 
 def task_by_signs(raw: Mapping[str, Any]) -> str:

@@ -251,9 +251,12 @@ class Store:
         """Return why an open of a model must fail, by its files and headers; empty if nothing is found, or it hangs."""
         return self._looked(name, self.resolver.where(name), lambda: self.resolver.find_trouble(name))
 
-    def find_task(self, manifest: Manifest) -> str:
-        """Return the task of a Hugging Face model, registered or not; empty as `find_format`, and for others."""
-        return self._looked(manifest.name, self.resolver.where_of(manifest), lambda: self.resolver.find_task(manifest))
+    def find_refusal(self, manifest: Manifest) -> str:
+        """Return why the predictor of a model, registered or not, would refuse all requests; empty as `find_format`."""
+        if not (manifest.predictor.options or manifest.predictor.max_batch_size):
+            return ""
+        where = self.resolver.where_of(manifest)
+        return self._looked(manifest.name, where, lambda: self.resolver.find_refusal(manifest))
 
     def _looked(self, name: str, where: str, look: Callable[[], str]) -> str:
         """Return what a look at a model's files finds; empty if that fails or takes longer than `_LOOK_S`.

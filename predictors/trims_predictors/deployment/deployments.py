@@ -23,7 +23,7 @@ from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedE
 from trims.core.functions import FORMS
 from trims.manifests.manifest import parse_manifest
 from trims.manifests.references import name_of, reference_to, split_reference
-from trims.manifests.runs import framework_in, nothing_runs
+from trims.manifests.runs import check_unread_options, framework_in, nothing_runs
 from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.code_files import code_identity
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.manifest import Manifest
-    from trims.manifests.predictor import PredictorSettings
     from trims_predictors.deployment.signatures import Keep
 
 #: Seconds for which a deployment is used before the daemon is asked again, where the daemon reports no changes.
@@ -456,7 +455,7 @@ def framework_of(manifest: Manifest, format_name: str) -> str:
 def _predictor_of(model: Model, manifest: Manifest, framework: str) -> tuple[str, str]:
     """Return what a model's predictor is made from, and how; see `trims_predictors.frameworks.resolve.make`."""
     settings = manifest.predictor
-    _check_options(model.name, settings, framework)
+    check_unread_options(model.name, settings, framework)
     if settings.handler:
         return os.path.join(model.origin, settings.handler), HANDLER
     if settings.name:
@@ -464,18 +463,6 @@ def _predictor_of(model: Model, manifest: Manifest, framework: str) -> tuple[str
     if settings.function:
         return settings.function, FUNCTION
     return settings.call or _predictor_for(model, framework), CLASS
-
-
-def _check_options(name: str, settings: PredictorSettings, framework: str) -> None:
-    """Raise NotSupportedError for options that nothing would read; a predictor of one's own may read any."""
-    if settings.name or settings.function or settings.call or (framework == "transformers" and not settings.handler):
-        return
-    unknown = [each for each in settings.options if not (settings.handler and each == AS)]
-    if unknown and (settings.handler or framework in PREDICTORS):
-        what = "a handler" if settings.handler else f"the predictor for {framework}"
-        raise NotSupportedError(
-            f"predictor.options of {name!r} has {', '.join(unknown)}, which {what} does not know; leave it out"
-        )
 
 
 def _predictor_for(model: Model, framework: str) -> str:

@@ -141,6 +141,32 @@ def test_a_task_that_there_is_not_is_told(
     assert "fill-mask" in message
 
 
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("stated", "field", "message"),
+    [
+        ("options: {nosuch: 1}", "predictor.options", "the task fill-mask does not know"),
+        ("options: {top_k: abc}", "predictor.options", "predictor.options.top_k is 'abc'"),
+    ],
+)
+def test_an_option_that_the_task_does_not_know_is_told(
+    model: Path, check: Callable[[str], list[tuple[int, str, str]]], here: bool, stated: str, field: str, message: str
+) -> None:
+    lies = f"path: {model}" if here else "uri: hf://org/m, format: transformers, options: {task: fill-mask}"
+    (problem,) = check(f"name: m\nartifact: {{{lies}}}\npredictor:\n  {stated}")
+    assert problem[:2] == (4, field)
+    assert message in problem[2]
+
+
+def test_batches_of_a_task_whose_requests_would_mix_are_told(
+    model: Path, check: Callable[[str], list[tuple[int, str, str]]]
+) -> None:
+    lies = f"path: {model}, options: {{task: question-answering}}"
+    ((line, field, message),) = check(f"name: m\nartifact: {{{lies}}}\npredictor:\n  max_batch_size: 4")
+    assert (line, field) == (4, "predictor.max_batch_size")
+    assert "cannot run together" in message
+
+
 def test_two_files_with_one_name_are_told_and_files_that_are_none(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / f"{name}.yaml").write_text("version: 1.0.0\nname: m\nartifact: {model: other}")

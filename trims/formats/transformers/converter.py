@@ -21,7 +21,7 @@ from trims.core.errors import ArtifactError, CallerError, NotSupportedError
 from trims.formats.base import check_options
 from trims.formats.safetensors.converter import SafetensorsConverter
 from trims.formats.transformers.folder import CONFIG, ModelFolder, read_folder
-from trims.formats.transformers.task import task_in
+from trims.formats.transformers.task import check_options_in, task_in
 from trims.formats.transformers.weights import format_of, weight_options, weights_of
 from trims.image.model_files import Described, with_files
 from trims.image.program import TRANSFORMERS, TRANSFORMERS_CODE, Program
@@ -113,6 +113,17 @@ class TransformersConverter:
     def task(self, main: Path, options: Mapping[str, Any]) -> str:
         """Return the task of a model. Raises ArtifactError."""
         return _task(_folder(main, options), options)
+
+    def check_options(self, main: Path, options: Mapping[str, Any], task: str, given: Mapping[str, Any]) -> None:
+        """Raise NotSupportedError for `predictor.options` that a model's predictor would refuse.
+
+        Args:
+            main: Main file of the model.
+            options: For this converter.
+            task: Of the model.
+            given: `predictor.options`.
+        """
+        check_options_in(_folder(main, options), task, given)
 
 
 def _folder(main: Path, options: Mapping[str, Any]) -> ModelFolder:

@@ -21,6 +21,7 @@ from trims.manifests.sentence_modules import (
     read_modules,
     settings_in,
 )
+from trims.manifests.task_options import check_options
 from trims.manifests.task_signs import task_of_tag, task_of_weights
 from trims.manifests.tasks import EMBEDDING, TEXT_CLASSIFICATION, check_task, task_of
 
@@ -71,6 +72,20 @@ def task_in(folder: ModelFolder, options: Mapping[str, Any], *, tag: str = "") -
             "default_prompt_name out of config_sentence_transformers.json, and send it with each text"
         )
     return task
+
+
+def check_options_in(folder: ModelFolder, task: str, given: Mapping[str, Any]) -> None:
+    """Raise NotSupportedError for options of a predictor that the task, or this folder, does not have.
+
+    Args:
+        folder: The folder.
+        task: Its task.
+        given: `predictor.options`.
+    """
+    lists = folder.read_lists()
+    check_options(given, task, is_static=task == EMBEDDING and is_static(read_modules(lists)))
+    if task == EMBEDDING:
+        prompt_of(lists, given.get("prompt"))
 
 
 def tag_of(folder: Path) -> str:

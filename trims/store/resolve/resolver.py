@@ -33,6 +33,7 @@ from trims.core.errors import (
     BrokenWeightsError,
     CallerError,
     DigestMismatchError,
+    NotSupportedError,
     TrimsError,
 )
 from trims.core.place import FILE, TierKind
@@ -42,7 +43,7 @@ from trims.formats.conversion.conversion import builder_of_options, converter, d
 from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import check_headers, least_image_bytes, may_be_in_place
 from trims.formats.plugins import naming_foreign
-from trims.formats.transformers.converter import TransformersConverter
+from trims.formats.settings import check_settings
 from trims.formats.transformers.folder import main_in
 from trims.manifests.addresses import without_secret
 from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
@@ -402,16 +403,22 @@ class Resolver:
             return str(error)
         return ""
 
-    def find_task(self, manifest: Manifest) -> str:
-        """Return the task of a Hugging Face model; empty for another model, or if it is not here yet. Slow, as a look.
+    def find_refusal(self, manifest: Manifest) -> str:
+        """Return why every request of a model would be refused by its predictor; empty if nothing is found. Slow.
 
-        Raises what `resolve` raises.
+        Of what is not here yet, only what the manifest states counts. Raises what `resolve` raises.
         """
-        if manifest.artifact.builder is not None or not self._addresses.is_here(manifest):
-            return ""
-        main = self._main_file(manifest)
-        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
-        return chosen.task(main, manifest.artifact.options) if isinstance(chosen, TransformersConverter) else ""
+        source, chosen, main = manifest.artifact, None, None
+        if source.format:
+            chosen = converter(source.format)
+        if source.model is None and source.builder is None and self._addresses.is_here(manifest):
+            main = self._main_file(manifest)
+            chosen = chosen or detect(main)
+        try:
+            check_settings(manifest, chosen, main)
+        except NotSupportedError as error:
+            return str(error)
+        return ""
 
     def where_now(self, name: str) -> str | None:
         """Return `where` if that is known without reading anything, else None. Memory only: never blocks."""

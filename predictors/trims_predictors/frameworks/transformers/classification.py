@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import pipeline
 
-from trims.core.errors import CallerError, NotSupportedError
+from trims.core.errors import CallerError
 from trims.manifests.sentence_modules import function_to_apply
+from trims.manifests.task_options import TEMPLATE, check_options, is_template
 from trims_predictors.frameworks.transformers.answers import Answer
-from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.requests import padded, strings, texts_of
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Hypothesis of transformers' pipeline where neither request nor manifest states one.
 _TEMPLATE = "This example is {}."
-_ONE_PLACE = "write {} once, for the label, and no other braces"
 
 
 class _TextPipeline:
@@ -34,7 +33,7 @@ class _TextPipeline:
     options: tuple[str, ...] = ()
 
     def __init__(self, parts: Parts) -> None:
-        check_options(parts.options, (*TEXT, "batch_size", *self.options), self.task)
+        check_options(parts.options, self.task)
         self.tokenizer = parts.tokenizer()
         self.module = parts.module
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)
@@ -161,8 +160,6 @@ class ZeroShotClassification(_TextPipeline):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._template = parts.options.get("hypothesis_template", _TEMPLATE)
-        if not _is_template(self._template):
-            raise NotSupportedError(f"predictor.options.hypothesis_template is {self._template!r:.80}; {_ONE_PLACE}")
         if self.limit.tokens is not None:
             # The pipeline cuts texts at this length, which the manifest or the model may set lower.
             self.tokenizer.model_max_length = self.limit.tokens
@@ -179,16 +176,11 @@ class ZeroShotClassification(_TextPipeline):
         if template is None:
             template = self._template
         self.limit.check_bytes([template])
-        if not _is_template(template):
-            raise CallerError(f"the input 'hypothesis_template' is {template!r:.80}; {_ONE_PLACE}")
+        if not is_template(template):
+            raise CallerError(f"the input 'hypothesis_template' is {template!r:.80}; write {TEMPLATE}")
         self.limit.check_hypotheses(texts, (template.replace("{}", each) for each in labels))
         found = self.run(texts, candidate_labels=labels, hypothesis_template=template)
         return Answer(lambda: _ranked(found), lambda: found, lambda: strings([each["labels"][0] for each in found]))
-
-
-def _is_template(text: str) -> bool:
-    """Return whether a text has one place for a label, and nothing else that formats."""
-    return text.count("{}") == text.count("{") == text.count("}") == 1
 
 
 def _candidates(labels: list[str]) -> list[str]:

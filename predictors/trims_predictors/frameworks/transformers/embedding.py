@@ -19,8 +19,9 @@ from trims.manifests.sentence_modules import (
     read_modules,
     settings_in,
 )
+from trims.manifests.task_options import check_options
+from trims.manifests.tasks import EMBEDDING, FEATURES
 from trims_predictors.frameworks.transformers.answers import Answer
-from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.sentence_layers import layers_of, pool_of
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
@@ -37,7 +38,7 @@ class Features:
     """Hidden states of the last layer."""
 
     def __init__(self, parts: Parts) -> None:
-        check_options(parts.options, (*TEXT, "batch_size"), "feature-extraction")
+        check_options(parts.options, FEATURES)
         self._tokenizer, self._module = parts.tokenizer(), parts.module
         self._limit = LengthLimit(self._tokenizer, parts.module.config, parts.options)
 
@@ -79,9 +80,9 @@ class SentenceEmbedding:
     """One vector of each text, by the folder's own modules of sentence-transformers."""
 
     def __init__(self, parts: Parts) -> None:
-        check_options(parts.options, (*TEXT, "batch_size", "normalize", "pooling", "prompt"), "sentence-embedding")
         files, options = parts.described.files, parts.options
         modules = read_modules(files)
+        check_options(options, EMBEDDING, is_static=is_static(modules))
         check_modules(modules, "the model's folder")
         self._batch = options.get("batch_size", _BATCH)
         self._prompt = prompt_of(files, options.get("prompt"))
@@ -173,9 +174,6 @@ class StaticReader:
     def __init__(self, parts: Parts) -> None:
         from tokenizers import Tokenizer
 
-        unknown = sorted({"max_length", "truncation", "pooling"} & parts.options.keys())
-        if unknown:
-            raise NotSupportedError(f"predictor.options has {unknown[0]!r}, which a static embedding does not know")
         content = parts.described.files.get("tokenizer.json")
         if content is None:
             raise NotSupportedError(

@@ -16,8 +16,8 @@ import torch
 from transformers import StoppingCriteria
 
 from trims.core.errors import CallerError
+from trims.manifests.task_options import check_options
 from trims_predictors.frameworks.transformers.answers import Answer
-from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.requests import FULL_TEXT, TEXT_NAMES, number, strings, texts_of, truth
 from trims_predictors.frameworks.transformers.tokens import LengthLimit, decoder_limit_of
 
@@ -71,7 +71,7 @@ class Generation:
 
     def __init__(self, parts: Parts) -> None:
         self.task = parts.described.task
-        check_options(parts.options, (*TEXT, "max_new_tokens"), self.task)
+        check_options(parts.options, self.task)
         self.tokenizer, self.module = parts.tokenizer(), parts.module
         self.answers_alone = bool(parts.module.config.is_encoder_decoder)
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)

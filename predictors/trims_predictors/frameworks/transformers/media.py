@@ -12,8 +12,9 @@ import torch
 from transformers import pipeline
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.manifests.task_options import check_options
+from trims.manifests.tasks import IMAGES, SPEECH
 from trims_predictors.frameworks.transformers.answers import Answer
-from trims_predictors.frameworks.transformers.options import check_options
 from trims_predictors.frameworks.transformers.requests import number, padded, strings
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ImageClassification:
     def __init__(self, parts: Parts) -> None:
         from transformers import AutoImageProcessor
 
-        check_options(parts.options, ("top_k", "batch_size"), "image-classification")
+        check_options(parts.options, IMAGES)
         processor = _processor(AutoImageProcessor, parts, "image processor", "preprocessor_config.json")
         self._labels = parts.module.config.label2id
         self._pipeline = pipeline(
@@ -126,7 +127,7 @@ class SpeechRecognition:
     def __init__(self, parts: Parts) -> None:
         from transformers import AutoFeatureExtractor
 
-        check_options(parts.options, (), "automatic-speech-recognition")
+        check_options(parts.options, SPEECH)
         extractor = _processor(AutoFeatureExtractor, parts, "feature extractor", "preprocessor_config.json")
         self._rate = int(extractor.sampling_rate)
         self._pipeline = pipeline(

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from trims.core.errors import CallerError
+from trims.manifests.task_options import check_options
+from trims.manifests.tasks import QUESTION_ANSWERING
 from trims_predictors.frameworks.transformers.answers import Answer
-from trims_predictors.frameworks.transformers.options import TEXT, check_options
 from trims_predictors.frameworks.transformers.requests import strings, texts_of
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
@@ -29,7 +30,7 @@ class QuestionAnswering:
     """Best span of a context for a question."""
 
     def __init__(self, parts: Parts) -> None:
-        check_options(parts.options, (*TEXT, "max_answer_len", "doc_stride"), "question-answering")
+        check_options(parts.options, QUESTION_ANSWERING)
         self._tokenizer, self._module = parts.tokenizer(), parts.module
         if not self._tokenizer.is_fast:
             raise CallerError("the task needs a tokenizer that states offsets: put tokenizer.json into the folder")

@@ -10,7 +10,6 @@ from safetensors.torch import load as load_safetensors
 
 from trims.core.errors import NotSupportedError
 from trims.manifests.sentence_modules import (
-    POOLING_MODES,
     POOLING_NAMES,
     activation_of,
     poolings_of,
@@ -49,16 +48,12 @@ def layers_of(modules: Sequence[Module], files: Mapping[str, bytes], normalize: 
 
 
 def pool_of(module: Module | None, option: str | None) -> Pooling:
-    """Return the pooling of a module, or of the manifest's option, else the mean. Raises NotSupportedError."""
+    """Return the pooling of a module, or of the manifest's option, else the mean."""
     if option is None and module is not None and module.kind == "SpladePooling":
         return _splade(*splade_of(module.config))
     names = poolings_of({} if module is None else module.config)
     if option is not None:
         names = [POOLING_NAMES.get(option, option)]
-        if option not in (*POOLING_MODES, *POOLING_NAMES):
-            raise NotSupportedError(
-                f"predictor.options.pooling is {option!r:.80}; known are {', '.join(POOLING_MODES)}"
-            )
     chosen = [_POOLINGS[name] for name in names]
     if len(chosen) == 1:
         return chosen[0]
