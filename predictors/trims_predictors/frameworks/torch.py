@@ -8,6 +8,7 @@ or `output_0`, `output_1` and so on.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,21 +30,23 @@ class TorchPredictor:
     """A module that the manifest's `artifact.options.module` builds, in eval mode."""
 
     _module: torch.nn.Module
+    _device: torch.device
     _takes: frozenset[str]
     _names: tuple[str, ...]
 
     def load(self, weights: Weights, context: Context) -> None:
         """Build the module on the weights. Raises what `trims.torch.module` raises."""
         self._module = over_weights.module(weights)
+        self._device = _device_of(self._module)
         self._takes = frozenset(inspect.signature(self._module.forward).parameters)
         self._names = tuple(each.name for each in context.outputs)
 
     def predict(self, inputs: Arrays) -> Arrays:
         """One forward pass without gradients."""
-        tensors = {name: _tensor(name, array) for name, array in inputs.items()}
+        tensors = {name: _to_device(_tensor(name, array), self._device) for name, array in inputs.items()}
         with torch.inference_mode():
             made = self._module(**tensors) if self._takes >= tensors.keys() else self._module(*tensors.values())
-        return {name: _array(value) for name, value in self._named(made).items()}
+        return {name: _array(value) for name, value in _to_host(self._named(made)).items()}
 
     def rehearse(self, inputs: Arrays) -> Arrays:
         """Compile kernels for these shapes and take the memory of a run."""
@@ -70,6 +73,35 @@ class TorchPredictor:
         del self._module
 
 
+def _device_of(module: torch.nn.Module) -> torch.device:
+    """Return the device of a module's weights; that of the host for a module without any."""
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        return torch.device(tensor.device)
+    return torch.device("cpu")
+
+
+def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on the device, copied without a wait from pinned memory, which torch keeps for the next request."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _to_host(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return outputs in host memory: all are copied to pinned memory, and waited for once for each device."""
+    found = {}
+    devices = set()
+    for name, value in outputs.items():
+        found[name] = value.detach()
+        if value.device.type == "cuda":
+            found[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            found[name].copy_(value.detach(), non_blocking=True)
+            devices.add(value.device)
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return found
+
+
 def _tensor(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
     if array.dtype == object:
         raise CallerError(f"the input {name!r} is text (BYTES), which torch has no tensors for")
@@ -79,7 +111,7 @@ def _tensor(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _array(value: torch.Tensor) -> np.ndarray[Any, Any]:
-    host = value.detach().cpu()
+    host = value.cpu()
     if host.dtype == torch.bfloat16:
         import ml_dtypes
 
