@@ -81,7 +81,7 @@ def _device_of(module: torch.nn.Module) -> torch.device:
 
 
 def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on the device, copied without a wait from pinned memory, which torch keeps for the next request."""
+    """Return a tensor on the device, copied without a wait from pinned memory, which torch keeps for later requests."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
