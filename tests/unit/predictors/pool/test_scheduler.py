@@ -115,7 +115,7 @@ def test_further_predictors_take_half_of_the_slots_and_none_that_is_wanted() -> 
     schedule.validate()
 
 
-def test_an_idle_predictor_of_another_queue_gives_its_slot_up_for_a_request_that_waits() -> None:
+def test_an_idle_predictor_of_another_queue_gives_way_to_a_request_that_waits() -> None:
     schedule = Schedule(4)
     for name in ("b", "c"):
         _, (start,) = submitted(schedule, name)
