@@ -309,13 +309,19 @@ def test_a_file_that_changes_is_refused_until_the_folder_is_added_again(served: 
         ("architecture", "--task"),
         ("sizes", "does not fit"),
         ("lfs", "Git LFS"),
+        ("mark", "bad-mark/config.json begins with a byte order mark"),
+        ("type", "bad-type/config.json has no model_type"),
     ],
 )
 def test_a_folder_that_cannot_be_served_is_refused_as_it_is_added(served: Served, what: str, words: str) -> None:
     folder = save(named("BertForSequenceClassification"), served.folder / "models" / f"bad-{what}")
     config = json.loads((folder / "config.json").read_text())
-    changes = {"architecture": {"architectures": ["BertForTomorrow"]}, "sizes": {"hidden_size": 64}}
-    (folder / "config.json").write_text(json.dumps({**config, **changes.get(what, {})}))
+    changes: dict[str, dict[str, Any]] = {
+        "architecture": {"architectures": ["BertForTomorrow"]}, "sizes": {"hidden_size": 64},
+        "type": {"model_type": None},
+    }  # fmt: skip
+    text, encoding = json.dumps({**config, **changes.get(what, {})}), "utf-8-sig" if what == "mark" else "utf-8"
+    (folder / "config.json").write_text(text, encoding=encoding)
     if what == "lfs":
         (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     done = served.serving.run("add", folder)

@@ -61,6 +61,11 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
         yield folder
 
 
+def said_of(error: BaseException, folder: str) -> str:
+    """Return what the library says, without the path of the folder that `folder_of` made and that is gone by then."""
+    return str(error).replace(f"{folder}/", "").replace(folder, "the model's folder")[:2000]
+
+
 def make_module(
     state: Mapping[str, torch.Tensor], described: Described, what: str, *, with_code: bool = False
 ) -> tuple[torch.nn.Module, frozenset[str]]:
@@ -82,7 +87,7 @@ def make_module(
     with folder_of(described.files) as folder:
         config, kind = _class_of(transformers, folder, described, what, with_code)
         _check_inputs(kind, described.task, what)
-        with _explained(what, transformers), _quiet(transformers), torch.random.fork_rng(devices=[]):
+        with _explained(what, transformers, folder), _quiet(transformers), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of what no file has, such as a pooler that the task does not use
             module, found = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), output_loading_info=True, dtype="auto"
@@ -120,7 +125,7 @@ def _class_of(transformers: Any, folder: str, described: Described, what: str, w
             "weights in full or half precision"
         )
     auto = auto_class(described.task, raw, masks_words=masks_words(read_modules(described.files)))
-    with _explained(what, transformers):
+    with _explained(what, transformers, folder):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
         mapped = getattr(config, "auto_map", None) or {}
         if with_code and auto in mapped:
@@ -203,7 +208,7 @@ def _generation_config(transformers: Any, folder: str, what: str) -> Any:
     try:
         return transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        said = str(error).replace(f"{folder}/", "")[:2000]
+        said = said_of(error, folder)
         raise ArtifactError(f"{what}: its {_GENERATION_CONFIG} cannot be used: {said}") from error
 
 
@@ -213,23 +218,24 @@ def _is_unused(name: str, task: str) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(what: str, transformers: Any) -> Iterator[None]:
+def _explained(what: str, transformers: Any, folder: str) -> Iterator[None]:
     """Turn what the library raises over files and configurations into errors that name the model."""
     try:
         yield
     except (MemoryError, ArtifactError, NotSupportedError):
         raise
     except ImportError as error:
-        raise NotSupportedError(f"{what}: {error}") from error
+        raise NotSupportedError(f"{what}: {said_of(error, folder)}") from error
     except (ValueError, KeyError) as error:
         if "auto_map" in str(error) or "trust_remote_code" in str(error):
             raise NotSupportedError(
                 f"{what} needs Python code of its own; if you trust its author, add it with "
                 "--trust-remote-code (in a manifest options.trust_remote_code: true)"
             ) from error
-        raise NotSupportedError(f"{what}: transformers {transformers.__version__}: {error}"[:2000]) from error
+        said = said_of(error, folder)
+        raise NotSupportedError(f"{what}: transformers {transformers.__version__}: {said}") from error
     except (RuntimeError, OSError, TypeError, AttributeError, IndexError, AssertionError, ZeroDivisionError) as error:
-        said = f"{type(error).__name__}: {error}"[:2000]
+        said = f"{type(error).__name__}: {said_of(error, folder)}"
         raise ArtifactError(f"{what} does not fit its config.json: {said}") from error
 
 

@@ -123,8 +123,25 @@ def test_a_configuration_of_generation_that_cannot_be_used_is_named(bert: tuple[
 def test_an_architecture_that_cannot_be_made_is_refused_by_name(
     bert: tuple[State, dict[str, bytes]], fields: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(NotSupportedError, match=words):
+    with pytest.raises(NotSupportedError, match=words) as refused:
         make_module(bert[0], described(bert[1], **fields), "m")
+    assert "trims-model-" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (("{", "\ufeff{"), ArtifactError, r"^m does not fit .*file at 'config\.json' is not a valid JSON"),
+        (("model_type", "x"), NotSupportedError, r"^m: transformers .*Unrecognized model in the model's folder\."),
+    ],
+)
+def test_a_configuration_that_the_library_does_not_take_is_no_temporary_file(
+    bert: tuple[State, dict[str, bytes]], change: tuple[str, str], error: type[Exception], words: str
+) -> None:
+    files = {**bert[1], "config.json": bert[1]["config.json"].decode().replace(*change, 1).encode()}
+    with pytest.raises(error, match=words) as refused:
+        make_module(bert[0], Described("text-classification", files), "m")
+    assert "trims-model-" not in str(refused.value)
 
 
 def test_a_task_that_the_architecture_has_not_is_refused(bert: tuple[State, dict[str, bytes]]) -> None:

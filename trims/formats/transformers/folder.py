@@ -8,6 +8,7 @@ library only.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -37,6 +38,11 @@ _DESCRIBING = re.compile(
 _OTHER = re.compile(
     r"(trainer_state|training_args|all_results|eval_results|train_results|data_config|model_index)\.json\Z"
 )
+#: Those of them in which transformers reads no byte order mark.
+_WITHOUT_MARK = re.compile(
+    r"((generation_|tokenizer_|preprocessor_|processor_)?config|tokenizer|special_tokens_map|added_tokens)\.json\Z"
+)
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODE = re.compile(r"[A-Za-z_]\w*\.py\Z")
 #: Files that say which modules of sentence-transformers there are, and how they are set.
 _OF_MODULES = re.compile(r"(modules|config_sentence_transformers|sentence_[a-z-]+_config|.+/config)\.json\Z")
@@ -65,12 +71,12 @@ class ModelFolder:
 
     def read(self) -> dict[str, bytes]:
         """Return the content of all describing files by name. Raises ArtifactError."""
-        return {name: _content(path) for name, path in self.describing.items()}
+        return {name: _content(path, name) for name, path in self.describing.items()}
 
     def read_lists(self) -> dict[str, bytes]:
         """Return, as `read`, the files that say which modules of sentence-transformers there are."""
         wanted = (name for name in self.describing if name != CONFIG and _OF_MODULES.match(name))
-        return {name: _content(self.describing[name]) for name in wanted}
+        return {name: _content(self.describing[name], name) for name in wanted}
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -138,6 +144,11 @@ def read_folder(main: Path, weights: str = "", *, with_code: bool = False) -> Mo
     if not chosen.is_file():
         raise ArtifactNotFoundError(f"{chosen} is not a file; correct the option weights")
     config = read_config(found[CONFIG]) if CONFIG in found else {}
+    if not static and not isinstance(config.get("model_type"), str) and "auto_map" not in config:
+        raise ArtifactError(
+            f"{found[CONFIG]} has no model_type, by which transformers chooses the architecture; add it, such as "
+            '"model_type": "bert"'
+        )
     return ModelFolder(folder, config, chosen, dict(sorted(found.items())), static or len(modules) > 1)
 
 
@@ -222,9 +233,16 @@ def _check_sizes(folder: Path, found: Mapping[str, Path]) -> None:
         )
 
 
-def _content(path: Path) -> bytes:
-    if (download := describe_failed_download(first_bytes_of(path))) is not None:
+def _content(path: Path, name: str) -> bytes:
+    """Return the content of a describing file with its name in the model. Raises ArtifactError."""
+    begins = first_bytes_of(path)
+    if (download := describe_failed_download(begins)) is not None:
         raise ArtifactError(f"{path} is {download}")
+    if begins.startswith(_MARKS) and _WITHOUT_MARK.match(name):
+        raise ArtifactError(
+            f"{path} begins with a byte order mark (BOM), which transformers does not read; save it as UTF-8 without "
+            "that"
+        )
     try:
         return path.read_bytes()
     except OSError as error:

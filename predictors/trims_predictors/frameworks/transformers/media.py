@@ -12,6 +12,7 @@ import torch
 from transformers import pipeline
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.image.transformers_models import said_of
 from trims.manifests.task_options import check_options
 from trims.manifests.tasks import IMAGES, SPEECH
 from trims_predictors.frameworks.transformers.answers import Answer
@@ -65,9 +66,10 @@ def _processor(kind: Any, parts: Parts, what: str, file: str) -> Any:
     try:
         return kind.from_pretrained(parts.folder, trust_remote_code=parts.with_code, local_files_only=True)
     except Exception as error:
+        first, *_ = said_of(error, parts.folder).split("\n")
         raise NotSupportedError(
-            f"no {what} can be made of the model's folder ({type(error).__name__}: {str(error).splitlines()[0]:.300}); "
-            f"put {file} there, or install what it needs"
+            f"no {what} can be made of the model's folder ({type(error).__name__}: {first:.300}); put {file} there, or "
+            "install what it needs"
         ) from error
 
 

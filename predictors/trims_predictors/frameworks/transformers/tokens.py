@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.image.transformers_models import said_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +37,8 @@ def tokenizer_in(folder: str, described: Mapping[str, bytes], *, with_code: bool
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=with_code, local_files_only=True)
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error).splitlines()[0]:.300}"
+        first, *_ = said_of(error, folder).split("\n")
+        said = f"{type(error).__name__}: {first:.300}"
         raise NotSupportedError(f"no tokenizer can be made of the model's folder ({said}); {remedy}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,26 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text(pointer)
     with pytest.raises(ArtifactError, match=r"config\.json.*Git LFS"):
         read_config(folder / "config.json")
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF8, codecs.BOM_UTF16_LE])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_with_a_mark_that_transformers_does_not_read_is_named(tmp_path: Path, name: str, mark: bytes) -> None:
+    folder = make(tmp_path / "m", CONFIG, "model.safetensors", "tokenizer.json", "notes.json")
+    text = json.dumps(CONFIG if name == "config.json" else {})
+    for each in (name, "notes.json"):
+        (folder / each).write_bytes(mark + text.encode("utf-8" if mark == codecs.BOM_UTF8 else "utf-16-le"))
+    assert is_model_folder(folder)
+    with pytest.raises(ArtifactError, match=rf"m/{name} begins with a byte order mark"):
+        read_folder(folder / "config.json").read()
+
+
+def test_a_configuration_without_the_type_of_model_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", {"architectures": ["BertModel"]}, "model.safetensors")
+    with pytest.raises(ArtifactError, match=r"m/config\.json has no model_type"):
+        read_folder(folder / "config.json")
+    make(folder, {"architectures": ["Own"], "auto_map": {"AutoConfig": "c.C"}})
+    assert read_folder(folder / "config.json").config["architectures"] == ["Own"]
 
 
 def test_what_describes_a_model_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,21 @@
-"""The longest text that a model takes."""
+"""The tokenizer of a model, and the longest text that the model takes."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from trims_predictors.frameworks.transformers.answers import Parts
+from trims_predictors.frameworks.transformers.media import ImageClassification
 from trims_predictors.frameworks.transformers.tokens import LengthLimit
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, NotSupportedError
+from trims.image.model_files import Described
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Words:
@@ -71,3 +78,14 @@ def test_texts_are_cut_if_that_is_said() -> None:
     assert LengthLimit(Words(10), config(), {"truncation": False}, truncation=True).arguments() == {}
     with pytest.raises(CallerError, match="max_text_bytes"):
         LengthLimit(Words(10), config(), {"truncation": True, "max_text_bytes": 3}).check(["four"])
+
+
+def test_a_file_that_the_library_cannot_read_is_named_without_its_temporary_folder(tmp_path: Path) -> None:
+    files = {"config.json": b"{", "tokenizer.json": b"{}"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    parts = Parts(torch.nn.Identity(), Described("image-classification", files), str(tmp_path), {}, False)
+    for make in (parts.tokenizer, lambda: ImageClassification(parts)):
+        with pytest.raises(NotSupportedError, match=r"can be made of the model's folder \(\w+: ") as refused:
+            make()
+        assert str(tmp_path) not in str(refused.value)
