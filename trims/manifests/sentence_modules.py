@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+#: Its setting for how many numbers of a sparse vector are not 0.
+MOST_ACTIVE = "max_active_dims"
 #: Settings of the transformer: older folders name the model's type.
 _SETTINGS = re.compile(r"sentence_[a-z-]+_config\.json\Z")
 _LIBRARY = "sentence_transformers."
@@ -203,6 +205,19 @@ def prompt_of(files: Mapping[str, bytes], chosen: str | None = None) -> str:
         known = ", ".join(prompts) or "none"
         raise NotSupportedError(f"{PROMPTS} of the folder has no prompt {name!r}; it has {known}")
     return str(prompts[name]) if name else ""
+
+
+def bound_of(modules: Sequence[Module], files: Mapping[str, bytes]) -> tuple[str, int | None]:
+    """Return name and value of the setting that bounds an embedding, which is None if it has all its numbers.
+
+    `truncate_dim` cuts it off behind so many numbers. Of SPLADE's, `max_active_dims` leaves so many of the largest, and
+    zeros in place of the others. Raises ArtifactError.
+    """
+    name = MOST_ACTIVE if any(each.kind == "SpladePooling" for each in modules) else "truncate_dim"
+    most = _object(files, PROMPTS).get(name)
+    if most is not None and (type(most) is not int or most < 1):
+        raise ArtifactError(f"{PROMPTS}: {name} is {most!r:.80}; write a whole number from 1 up, or leave it out")
+    return name, most
 
 
 def splade_of(config: Mapping[str, Any]) -> tuple[Any, Any]:

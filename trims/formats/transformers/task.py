@@ -13,6 +13,7 @@ from trims.core.errors import ArtifactError, NotSupportedError
 from trims.formats.transformers.weights import format_of, weights_of
 from trims.manifests.sentence_modules import (
     STATIC,
+    bound_of,
     check_files,
     check_modules,
     function_to_apply,
@@ -61,6 +62,7 @@ def task_in(folder: ModelFolder, options: Mapping[str, Any], *, tag: str = "") -
         check_modules(modules, str(folder.path))
         check_files(modules, folder.describing.keys(), str(folder.path))
         prompt_of(lists)
+        bound_of(modules, lists)
     elif is_static(modules):
         raise NotSupportedError(
             f"{folder.path}: its {STATIC} has one vector for each text, which is the task {EMBEDDING}, and no {task}; "

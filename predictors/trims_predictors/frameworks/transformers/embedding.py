@@ -15,6 +15,7 @@ from trims.manifests.sentence_modules import (
     check_modules,
     is_static,
     leaves_out_prompt,
+    masks_words,
     prompt_of,
     read_modules,
     settings_in,
@@ -117,14 +118,18 @@ class SentenceEmbedding:
             vectors, counts[chosen] = self._run([texts[each] for each in chosen])
             for index, vector in zip(chosen, vectors, strict=True):
                 found[index] = vector
-        width = self._reader.width if not found else len(found[0])
-        return np.stack(found).astype(np.float32) if found else np.zeros((0, width), dtype=np.float32)
+        made = np.stack(found) if found else self._finished(torch.zeros((0, self._reader.width)))
+        return made.astype(np.float32)
 
     def _run(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         vectors, counts = self._reader.read(self._prompt, texts)
+        return self._finished(vectors), counts
+
+    def _finished(self, vectors: torch.Tensor) -> np.ndarray[Any, Any]:
         for layer in self._layers:
             vectors = layer(vectors)
-        return vectors.float().cpu().numpy(), counts
+        finished: np.ndarray[Any, Any] = vectors.float().cpu().numpy()
+        return finished
 
 
 class TransformerReader:
@@ -144,9 +149,10 @@ class TransformerReader:
         self._lower = bool(settings.get("do_lower_case"))
         limit = LengthLimit(self._tokenizer, parts.module.config, options, truncation=True)
         self.check, self._limit = limit.check, limit
-        self.width = parts.module.config.hidden_size
         pooling = next((each for each in modules if each.kind in POOLINGS), None)
         self._pool = pool_of(pooling, options.get("pooling"))
+        width = parts.module.config.vocab_size if masks_words(modules) else parts.module.config.hidden_size
+        self.width = self._pool(torch.zeros((1, 1, width)), torch.ones((1, 1))).shape[1]
         leaves_out = prompt and pooling is not None and leaves_out_prompt(pooling)
         self._prompt_tokens = self._tokens_of(prompt) if leaves_out else 0
 

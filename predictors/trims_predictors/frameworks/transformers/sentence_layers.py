@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +11,10 @@ from safetensors.torch import load as load_safetensors
 
 from trims.core.errors import NotSupportedError
 from trims.manifests.sentence_modules import (
+    MOST_ACTIVE,
     POOLING_NAMES,
     activation_of,
+    bound_of,
     poolings_of,
     splade_of,
 )
@@ -27,12 +30,14 @@ if TYPE_CHECKING:
 
 
 def layers_of(modules: Sequence[Module], files: Mapping[str, bytes], normalize: bool | None) -> list[Layer]:
-    """Return the layers behind the pooling. Raises NotSupportedError for one whose weights are not there.
+    """Return the layers behind the pooling, and what the folder cuts their vectors by, which stay as long as they are.
 
     Args:
         modules: That were checked.
         files: Of the model, by name.
-        normalize: The manifest's option, which adds or leaves out the normalization; None to follow the modules.
+        normalize: The manifest's option, which normalizes at the end or nowhere; None to follow the modules.
+
+    Raises NotSupportedError for a layer whose weights are not there, ArtifactError for a bound that is none.
     """
     layers: list[Layer] = []
     for each in modules:
@@ -42,9 +47,14 @@ def layers_of(modules: Sequence[Module], files: Mapping[str, bytes], normalize: 
             layers.append(_dense(files, each))
         elif each.kind == "LayerNorm":
             layers.append(_layer_norm(files, each))
-    if normalize and _normalize not in layers:
+    if normalize is False:
+        layers = [each for each in layers if each is not _normalize]
+    name, most = bound_of(modules, files)
+    if most is not None:
+        layers.append(partial(_largest if name == MOST_ACTIVE else _first, most))
+    if normalize and layers[-1:] != [_normalize]:
         layers.append(_normalize)
-    return [each for each in layers if each is not _normalize] if normalize is False else layers
+    return layers
 
 
 def pool_of(module: Module | None, option: str | None) -> Pooling:
@@ -62,6 +72,16 @@ def pool_of(module: Module | None, option: str | None) -> Pooling:
 
 def _normalize(vectors: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(vectors, p=2, dim=1)
+
+
+def _first(most: int, vectors: torch.Tensor) -> torch.Tensor:
+    return vectors[:, :most]
+
+
+def _largest(most: int, vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors with so many of their largest numbers by amount, and zeros in place of the others."""
+    chosen = vectors.abs().topk(min(most, vectors.shape[1]), 1).indices
+    return torch.zeros_like(vectors).scatter_(1, chosen, vectors.gather(1, chosen))
 
 
 def _dense(files: Mapping[str, bytes], module: Module) -> Layer:

@@ -17,7 +17,7 @@ from trims_predictors.frameworks.transformers.answers import Parts
 from trims_predictors.frameworks.transformers.embedding import SentenceEmbedding
 
 from trims.control.artifacts import manifest_for
-from trims.core.errors import ArtifactNotFoundError, NotSupportedError
+from trims.core.errors import ArtifactError, ArtifactNotFoundError, NotSupportedError
 from trims.formats.transformers.folder import main_in
 from trims.image.model_files import Described
 
@@ -136,6 +136,55 @@ def test_splade_answers_as_in_sentence_transformers(tmp_path: Path, strategy: An
     encoder.save(str(folder))
     vectors = encoder.encode(TEXTS, convert_to_sparse_tensor=False, convert_to_tensor=True)
     np.testing.assert_allclose(embedded(folder), vectors.cpu().numpy(), atol=1e-5)
+
+
+KINDS: dict[str, Any] = {
+    "pooling": lambda path: [transformer(path), layers.Pooling(32)],
+    "several": lambda path: [transformer(path), layers.Pooling(32, ("cls", "mean"))],
+    "normalized": lambda path: [transformer(path), layers.Pooling(32), layers.Normalize()],
+    "dense": lambda path: [transformer(path), layers.Pooling(32), layers.Dense(32, 16), layers.Normalize()],
+    "static": lambda path: [table(path)],
+    "static normalized": lambda path: [table(path), layers.Normalize()],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [7, 1000])
+def test_an_embedding_is_cut_as_its_folder_says_and_in_sentence_transformers(
+    tmp_path: Path, kind: str, width: int
+) -> None:
+    made = sentence_transformers.SentenceTransformer(modules=KINDS[kind](tmp_path), device="cpu", truncate_dim=width)
+    made.save(str(folder := tmp_path / "saved"))
+    wanted = expected(folder)
+    np.testing.assert_allclose(embedded(folder), wanted, atol=1e-5)
+    normalized = made.encode(TEXTS, normalize_embeddings=True)
+    with loaded(folder, {"normalize": True}) as predictor:
+        np.testing.assert_allclose(predictor.predict({"text": texts(*TEXTS)})["embedding"], normalized, atol=1e-5)
+        assert predictor.predict({"text": texts()})["embedding"].shape == (0, wanted.shape[1])
+
+
+@pytest.mark.parametrize("most", [3, 10_000])
+def test_a_sparse_embedding_keeps_its_largest_numbers_as_its_folder_says(tmp_path: Path, most: int) -> None:
+    plain = str(save(named("BertForMaskedLM"), tmp_path / "plain"))
+    parts = [sparse.MLMTransformer(plain), sparse.SpladePooling("max", "relu")]
+    made = sentence_transformers.SparseEncoder(modules=parts, device="cpu", max_active_dims=most)
+    made.save(str(folder := tmp_path / "saved"))
+    again = sentence_transformers.SparseEncoder(str(folder), device="cpu")
+    assert again.max_active_dims == most
+    wanted = again.encode(TEXTS, convert_to_sparse_tensor=False, convert_to_tensor=True).cpu().numpy()
+    found = embedded(folder)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert (found != 0).sum(1).max() <= most
+    with loaded(folder) as predictor:
+        assert predictor.predict({"text": texts()})["embedding"].shape == (0, wanted.shape[1])
+
+
+@pytest.mark.parametrize("bound", [0, -1, "7", 1.5, True])
+def test_a_bound_of_an_embedding_that_is_none_is_refused_as_it_is_added(tmp_path: Path, bound: object) -> None:
+    folder = saved(tmp_path, table(tmp_path))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": bound}))
+    with pytest.raises(ArtifactError, match=r"truncate_dim is .*; write a whole number from 1 up"):
+        manifest_for(folder, "m")
 
 
 @pytest.mark.parametrize("behind", [[], [layers.Normalize()]], ids=["alone", "normalized"])
