@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 #: Options of embeddings that a table of tokens makes: it cuts no text, and has one pooling.
 _STATIC = tuple(each for each in OPTIONS[EMBEDDING] if each not in ("max_length", "truncation", "pooling"))
 _MOST = (1 << 31) - 1
-#: What a template of hypotheses is.
+#: Form of a template of hypotheses, in words.
 TEMPLATE = "{} once, for the label, and no other braces"
 
 
