@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-#: Its setting for how many numbers of a sparse vector are not 0.
+#: Setting for how many numbers of a sparse vector are not 0.
 MOST_ACTIVE = "max_active_dims"
 #: Settings of the transformer: older folders name the model's type.
 _SETTINGS = re.compile(r"sentence_[a-z-]+_config\.json\Z")

@@ -19,11 +19,10 @@ ADDRESS = {"uri": "hf://org/m"}
 UNKNOWN = "the task .* does not know"
 
 
-def check(artifact: dict[str, Any], main: Path | None = None, format: str = "", **more: Any) -> None:
-    """Check a manifest with these settings of its predictor, and `framework` if it has one."""
-    framework = {"framework": {"name": more.pop("framework")}} if "framework" in more else {}
-    manifest = parse_manifest({"name": "m", "artifact": artifact, "predictor": more, **framework})
-    check_settings(manifest, converter(format) if format else None, main)
+def check(artifact: dict[str, Any], main: Path | None = None, found: str = "", **predictor: Any) -> None:
+    """Check a manifest with these settings, whose artifact is of the format that was `found`."""
+    manifest = parse_manifest({"name": "m", "artifact": artifact, "predictor": predictor})
+    check_settings(manifest, converter(found) if found else None, main)
 
 
 def test_a_folder_is_held_against_its_own_task(tmp_path: Path) -> None:
@@ -45,8 +44,8 @@ def test_what_is_not_here_yet_is_held_against_the_task_that_is_stated() -> None:
 
 def test_options_that_nothing_reads_are_refused() -> None:
     with pytest.raises(NotSupportedError, match="which the predictor for onnxruntime does not know"):
-        check(ADDRESS, format="onnx", options={"top_k": 1})
+        check(ADDRESS, found="onnx", options={"top_k": 1})
     with pytest.raises(NotSupportedError, match="which a handler does not know"):
         check({"model": "x"}, handler="f.py:h", options={"as": "torch", "top_k": 1})
     check({"model": "x"}, handler="f.py:h", options={"as": "torch"})
-    check(ADDRESS, format="onnx", function="mine:own", options={"top_k": 1})
+    check(ADDRESS, found="onnx", function="mine:own", options={"top_k": 1})
