@@ -9,7 +9,7 @@
 asyncio. `trims.errors` has every error class. `trims.torch`, `trims.onnxruntime`, `trims.mxnet` and `trims.cupy` turn
 weights into what the framework runs; each needs its framework, and is imported when it is first used, or by
 `import trims.torch`. `trims.faas` adapts a `handler(model, event)` to platforms for functions. `trims.evaluate()`
-measures where the time of a model's start goes.
+measures where the time of a model's start goes. `from trims import *` brings the names that need no extra package.
 
 This is the one upward reference of the house: the names below are taken from `trims_client` and `trims_predictors`,
 lazily.
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from trims_client import Session, Weights, connect, open_file
     from trims_client.mapping.lost_leases import Loss
 
-    from trims import cupy, errors, faas, mxnet, onnxruntime, torch
+    from trims import cupy as cupy
+    from trims import errors, faas
+    from trims import mxnet as mxnet
+    from trims import onnxruntime as onnxruntime
+    from trims import torch as torch
     from trims.control import aadmin, admin
     from trims.core.errors import TrimsError
 
@@ -39,15 +43,12 @@ __all__ = [
     "aadmin",
     "admin",
     "connect",
-    "cupy",
     "errors",
-    "evaluate",
     "faas",
-    "mxnet",
-    "onnxruntime",
     "open_file",
-    "torch",
 ]
+#: Names that need a package which may be missing: `from trims import *` must not.
+_OPTIONAL = ("cupy", "evaluate", "mxnet", "onnxruntime", "torch")
 #: Names -> modules that have them.
 _HOMES = {
     "Loss": "trims_client.mapping.lost_leases",
@@ -72,8 +73,8 @@ def __getattr__(name: str) -> Any:
         return getattr(imported(f"trims.{name}", _HOMES[name], _EXTRAS.get(name, "trims")), name)
     if name in __all__:
         return getattr(importlib.import_module("trims_client"), name)
-    raise AttributeError(f"module 'trims' has no attribute {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(f"module 'trims' has no attribute {name!r}; it has {', '.join(__dir__())}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_OPTIONAL))

@@ -107,7 +107,7 @@ def example(name: str) -> Block:
 
 
 def examples() -> list[Block]:
-    return [example(name) for name in trims.__all__ if name != "__version__"]
+    return [example(name) for name in dir(trims) if name != "__version__"]
 
 
 class World:

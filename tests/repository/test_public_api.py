@@ -15,9 +15,19 @@ from trims.core.errors import TrimsError, error_classes
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    for name in set(trims.__all__) - {"mxnet", "cupy"}:  # these need an environment of their own, or a device
+    for name in set(dir(trims)) - {"mxnet", "cupy"}:  # these need an environment of their own, or a device
         assert getattr(trims, name).__doc__, name
-    assert dir(trims) == sorted(trims.__all__)
+    assert set(dir(trims)) - set(trims.__all__) == {"cupy", "evaluate", "mxnet", "onnxruntime", "torch"}
+
+
+def test_all_names_are_imported_where_no_framework_is_installed() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'onnxruntime', 'mxnet', 'cupy', 'trims_predictors')))\n"
+        "from trims import *\n"
+        "print(connect.__name__, 'torch' in globals())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["connect", "False"]
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
