@@ -142,9 +142,9 @@ def test_a_folder_has_its_options_and_cuts_texts_if_it_says_so(
         (["a.safetensors", "--place", "moon"], "--place: a: residency.place: 'moon' is not a place"),
         (["a.safetensors", "--version", ""], "--version: a: version: is empty"),
         (["a.safetensors", "--batch-delay", "0.1"], "--batch-delay: a: predictor: 'batch_delay_s' has requests wait"),
-        (["a.safetensors", "--prove", "first"], "--prove first (prove=True) is for what is fetched from an address"),
-        (["m.yaml", "--prove", "first"], "--prove first (prove=True) is for what is fetched from an address"),
-        (["hf://a/b", "--lazy", "--prove", "first"], "--lazy fetches nothing yet"),
+        (["a.safetensors", "--prove", "first"], "--prove is for what is fetched from an address"),
+        (["m.yaml", "--prove", "first"], "--prove is for what is fetched from an address"),
+        (["hf://a/b", "--lazy", "--prove", "first"], "--prove is for what is fetched now, and a lazy"),
         (["a.safetensors", "--truncate"], "--truncate is for folders of Hugging Face models"),
         ([HANDLERS, "--model", "m", "--place", "cpu"], "--place: own_handlers: has 'residency', which the model 'm'"),
         (
@@ -178,7 +178,7 @@ def test_both_clients_in_python_refuse_to_prove_what_lies_here(daemon: Daemon, c
 
     with trims.admin(daemon.config.runtime_dir) as control:
         for order in (lambda: control.add(path, prove=True), lambda: asyncio.run(add())):
-            with pytest.raises(CallerError, match="fetched from an address"):
+            with pytest.raises(CallerError, match=r"^prove is for what is fetched from an address"):
                 order()
         assert not control.models()
 

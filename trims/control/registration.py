@@ -114,13 +114,10 @@ def check_proof(request: pb.RegisterRequest, *, prove: bool, lazy: bool) -> None
     """Raise CallerError if files are to be hashed before they are served, and none are fetched by this registration."""
     if prove and not is_fetched(request):
         raise CallerError(
-            "--prove first (prove=True) is for what is fetched from an address (hf://, https://, s3://), and this lies "
-            "here; leave it out"
+            "prove is for what is fetched from an address (hf://, https://, s3://), and this lies here; leave it out"
         )
     if prove and lazy:
-        raise CallerError(
-            "--prove first (prove=True) hashes what is fetched now, and --lazy fetches nothing yet; leave one out"
-        )
+        raise CallerError("prove is for what is fetched now, and a lazy registration fetches nothing; leave one out")
 
 
 def name_in(request: pb.RegisterRequest) -> str:

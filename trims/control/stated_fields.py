@@ -34,7 +34,7 @@ FLAGS: Mapping[tuple[str, ...], str] = {
 }
 #: Other arguments of `Admin.add` that errors name -> flags of `trims add`.
 _ARGUMENTS: Mapping[tuple[str, ...], str] = {
-    (name,): f"--{name.replace('_', '-')}" for name in ("name", "state_key", "task", "trust_remote_code")
+    (name,): f"--{name.replace('_', '-')}" for name in ("name", "state_key", "task", "trust_remote_code", "prove")
 }
 
 

@@ -36,7 +36,9 @@ class PredictorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_size: Annotated[
         int, about("Rows, along their first dimension, that requests are put together to; 0: never.", ge=0, le=1 << 20)
     ] = 0
-    batch_delay_s: Annotated[float, about("How long a request waits for others.", **_SECONDS)] = 0.0
+    batch_delay_s: Annotated[float, about("How long a request waits for others, with max_batch_size.", **_SECONDS)] = (
+        0.0
+    )
     keep_alive_s: Annotated[
         Seconds | None, about("Seconds that an idle predictor stays; absent: until its slot is needed.")
     ] = None
