@@ -38,7 +38,7 @@ _DESCRIBING = re.compile(
 _OTHER = re.compile(
     r"(trainer_state|training_args|all_results|eval_results|train_results|data_config|model_index)\.json\Z"
 )
-#: Those of them in which transformers reads no byte order mark.
+#: Names of describing files in which transformers reads no byte order mark.
 _WITHOUT_MARK = re.compile(
     r"((generation_|tokenizer_|preprocessor_|processor_)?config|tokenizer|special_tokens_map|added_tokens)\.json\Z"
 )
