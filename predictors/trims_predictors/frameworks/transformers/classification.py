@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from trims_predictors.frameworks.transformers.answers import Parts
     from trims_predictors.frameworks.transformers.requests import Inputs
 
+#: Words for a mask where the manifest states no number.
+_WORDS = 5
 #: Hypothesis of transformers' pipeline where neither request nor manifest states one.
 _TEMPLATE = "This example is {}."
 
@@ -37,6 +39,9 @@ class _TextPipeline:
         self.tokenizer = parts.tokenizer()
         self.module = parts.module
         self.limit = LengthLimit(self.tokenizer, parts.module.config, parts.options)
+        if self.limit.tokens is not None:
+            # Some pipelines cut texts at this length, which the manifest or the model may set lower.
+            self.tokenizer.model_max_length = self.limit.tokens
         given = {
             **self.defaults(parts),
             **{name: parts.options[name] for name in self.options if name in parts.options},
@@ -160,9 +165,6 @@ class ZeroShotClassification(_TextPipeline):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._template = parts.options.get("hypothesis_template", _TEMPLATE)
-        if self.limit.tokens is not None:
-            # The pipeline cuts texts at this length, which the manifest or the model may set lower.
-            self.tokenizer.model_max_length = self.limit.tokens
 
     def __call__(self, inputs: Inputs) -> Answer:
         """Return the labels of each text, best first, and their scores."""
@@ -201,18 +203,25 @@ class FillMask(_TextPipeline):
     """Words for the mask of each text."""
 
     task = "fill-mask"
-    options = ("top_k",)
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._top_k = min(parts.options.get("top_k", _WORDS), parts.module.config.vocab_size)
 
     def __call__(self, inputs: Inputs) -> Answer:
         """Return the best words for the one mask of each text: token, score, and the text with it."""
         texts = inputs.texts()
         inputs.check_all_read()
         self.limit.check(texts)
-        mask = self.tokenizer.mask_token
+        mask, cut = self.tokenizer.mask_token, self.limit.arguments()
         for text in texts:
             if text.count(mask) != 1:
                 raise CallerError(f"a text has {text.count(mask)} masks; write {mask} once in each: {text!r:.80}")
-        found = self.run(texts)
+            if cut and self.tokenizer.mask_token_id not in self.tokenizer(text, **cut)["input_ids"]:
+                raise CallerError(
+                    f"a text is cut to {self.limit.tokens} tokens, and its {mask} comes later; shorten it"
+                )
+        found = self.run(texts, top_k=self._top_k, tokenizer_kwargs=cut)
         rows = [found] if len(texts) == 1 and found and isinstance(found[0], dict) else found
         return Answer(lambda: _words(rows), lambda: rows, lambda: strings([row[0]["token_str"] for row in rows]))
 

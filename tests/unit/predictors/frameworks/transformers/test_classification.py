@@ -76,6 +76,26 @@ def test_a_text_has_one_mask(load: Any) -> None:
                 predictor.predict({"text": texts(wrong)})
 
 
+def test_a_masked_text_is_cut_as_the_manifest_says_with_its_mask_or_is_refused(load: Any) -> None:
+    with load("BertForMaskedLM", {"truncation": True, "max_length": 8}) as predictor:
+        cut = predictor.predict({"text": texts("the [MASK] sat " + "on the mat " * 100)})
+        short = predictor.predict({"text": texts("the [MASK] sat on the mat")})
+        assert cut["token"].tolist() == short["token"].tolist()
+        with pytest.raises(CallerError, match=r"cut to 8 tokens, and its \[MASK\] comes later"):
+            predictor.predict({"text": texts("on the mat " * 100 + "[MASK]")})
+
+
+def test_more_words_for_a_mask_than_there_are_are_all_there_are(load: Any) -> None:
+    with load("BertForMaskedLM", {"top_k": 100_000}) as predictor:
+        found = predictor.predict({"text": texts("the [MASK] sat")})["token"]
+    assert sorted(found[0].tolist()) == list(range(found.shape[1]))
+
+
+def test_a_text_whose_words_have_classes_is_cut_at_the_manifests_length(load: Any) -> None:
+    with load("BertForTokenClassification", {"truncation": True, "max_length": 8}) as predictor:
+        assert predictor.predict({"text": texts("cat " * 200)})["word"].shape == (1, 6)
+
+
 def test_labels_come_with_the_request(load: Any) -> None:
     task = "zero-shot-classification"
     with load("BertForSequenceClassification", task=task) as predictor:
