@@ -182,7 +182,7 @@ def test_a_folder_of_a_hugging_face_model_is_one_model_of_all_its_files(tmp_path
     [("folder", {"task": "nothing"}), ("folder", {"state_key": "net"}), ("file", {"task": "fill-mask"})],
 )
 def test_an_option_of_another_artifact_is_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     artifact = tmp_path if name == "folder" else tmp_path / "model.safetensors"
     with pytest.raises(CallerError, match=next(iter(options)).replace("_", "[_-]")):
