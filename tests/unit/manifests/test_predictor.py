@@ -75,7 +75,7 @@ def test_what_is_wrong_is_refused_by_the_parser_and_by_the_schema(fields: dict[s
 
 
 def test_a_delay_of_batches_without_batches_is_refused() -> None:
-    with pytest.raises(ManifestError, match="'batch_delay_s'.*state `max_batch_size`"):
+    with pytest.raises(ManifestError, match=r"'batch_delay_s'.*state `max_batch_size`"):
         parse_manifest(manifest(predictor={"batch_delay_s": 0.1}))
     with pytest.raises(ManifestError, match="'batch_delay_s'"):
         parse_manifest(manifest(predictor={"batch_delay_s": 0.1, "max_batch_size": 0}))
