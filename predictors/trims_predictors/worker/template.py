@@ -80,7 +80,6 @@ class Template:
 
     def serve(self) -> None:
         """Carry out messages and reap predictors until the supervisor lets go."""
-        favour_none()
         own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
         guarding = os.pidfd_open(os.getppid())
         messages.send(self._sock, {"op": "here"}, [own, guarding])
@@ -207,6 +206,7 @@ def _use_folder(folder: str) -> None:
 def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
     options = begin()
+    favour_none()  # before the guard is another process
     told = reaper.guarded(options.lifeline, options.socket)
     subreaper.adopt()
     depend_on(options.lifeline)
