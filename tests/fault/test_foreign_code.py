@@ -65,7 +65,7 @@ def test_a_child_that_a_step_forks_ends_before_the_next_step(
 def test_a_child_forked_while_nothing_is_asked_takes_no_request(
     how: str, daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
-    register(daemon, checkpoint, predictor={"call": "own_predictors:Alarmed", "options": {"how": how}})
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Alarmed", "options": {"how": how}, "instances": 1})
 
     async def work(driver: Driver) -> None:
         pids, forks, number = set(), 0, 0.0

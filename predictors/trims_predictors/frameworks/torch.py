@@ -30,7 +30,8 @@ class TorchPredictor:
     """A module that the manifest's `artifact.options.module` builds, in eval mode."""
 
     _module: torch.nn.Module
-    _device: torch.device
+    #: Device of the module; the CPU for a subclass that builds one by itself.
+    _device: torch.device = torch.device("cpu")
     _takes: frozenset[str]
     _names: tuple[str, ...]
 
