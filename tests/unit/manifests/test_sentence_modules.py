@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import torch
 
 from trims.core.errors import ArtifactError, NotSupportedError
 from trims.manifests.sentence_modules import (
@@ -68,6 +67,7 @@ def test_poolings_of_older_folders_are_joined_in_the_librarys_order() -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_each_activation_is_a_class_of_torch_that_needs_no_arguments(name: str) -> None:
+    torch = pytest.importorskip("torch")
     kind = getattr(torch.nn, name)
     assert activation_of({"activation_function": f"{kind.__module__}.{name}"}, "f") == name
     assert kind()(torch.zeros(2)).shape == (2,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_CTC_MAPPING_NAMES
 
 from trims.manifests import tasks
 from trims.manifests.task_signs import _WRITING, task_of_tag, task_of_weights
@@ -35,6 +34,7 @@ def test_tags_are_tasks_or_have_a_counterpart() -> None:
 
 
 def test_the_types_of_models_are_the_librarys() -> None:
-    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) >= _WRITING
-    assert set(MODEL_FOR_CTC_MAPPING_NAMES) >= tasks.HEARING_FRAMES
+    known = pytest.importorskip("transformers.models.auto.modeling_auto")
+    assert set(known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) >= _WRITING
+    assert set(known.MODEL_FOR_CTC_MAPPING_NAMES) >= tasks.HEARING_FRAMES
     assert not _WRITING & (tasks.READING | tasks.HEARING | tasks.HEARING_FRAMES)
