@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, ManifestError
 from trims.manifests.manifest import parse_manifest
+from trims.manifests.runs import options_for_frameworks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,15 +77,14 @@ def with_fields(raw: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
 def _check_known(manifest: Manifest) -> None:
     """Raise CallerError for an option of a predictor that knows none, as far as the artifact can be seen."""
     settings, framework = manifest.predictor, manifest.framework
-    if settings.call or settings.name or settings.function or manifest.artifact.uri is not None:
+    if manifest.artifact.uri is not None:
         return
     if framework is not None and framework.name == "transformers" and not settings.handler:
         return
-    for name in settings.options:
-        if not (settings.handler and name == "as"):
-            raise CallerError(
-                f"predictor.options.{name} is for folders of Hugging Face models, and {manifest.name} is none"
-            )
+    for name in options_for_frameworks(settings):
+        raise CallerError(
+            f"predictor.options.{name} is for folders of Hugging Face models, and {manifest.name} is none"
+        )
 
 
 def _merged(raw: Mapping[str, Any], fields: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -84,6 +84,13 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
     return _lacks(manifest, files) if framework == "transformers" and found == framework else ""
 
 
+def options_for_frameworks(settings: PredictorSettings) -> list[str]:
+    """Return the options that only a framework's predictor could read; none beside one's own, which may read any."""
+    if settings.name or settings.function or settings.call:
+        return []
+    return [each for each in settings.options if not (settings.handler and each == "as")]
+
+
 def check_unread_options(name: str, settings: PredictorSettings, framework: str) -> None:
     """Raise NotSupportedError for options that nothing would read; a predictor of one's own may read any.
 
@@ -92,9 +99,7 @@ def check_unread_options(name: str, settings: PredictorSettings, framework: str)
         settings: Of its manifest.
         framework: The one that runs it; empty if nothing says it.
     """
-    if settings.name or settings.function or settings.call:
-        return
-    unknown = [each for each in settings.options if not (settings.handler and each == "as")]
+    unknown = options_for_frameworks(settings)
     if unknown and (settings.handler or framework in _WITHOUT_OPTIONS):
         what = "a handler" if settings.handler else f"the predictor for {framework}"
         raise NotSupportedError(
