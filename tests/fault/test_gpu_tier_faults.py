@@ -22,6 +22,7 @@ from trims.core.errors import (
 from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
+from trims.memory.cuda.statuses import error_of
 from trims.testing.fake_cuda import FakeCuda, make_devices
 from trims.tiers.gpu import GpuTier
 
@@ -122,11 +123,9 @@ def test_a_keeper_at_rest_that_gets_no_context_refuses_and_keeps_what_it_holds(
     served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     """Another process has the device to itself, say: nothing is lost by that."""
-    bindings = pytest.importorskip("trims.memory.cuda.bindings")
-    known = pytest.importorskip("cuda.bindings.driver").CUresult
 
     def refuse(_: FakeCuda, uuid: str) -> Device:
-        raise bindings._error("cuDevicePrimaryCtxRetain", getattr(known, f"CUDA_ERROR_{status}"))
+        raise error_of("cuDevicePrimaryCtxRetain", f"CUDA_ERROR_{status}")
 
     put(tier)
     wait_until(lambda: not served.keeper.awake, "it does not rest")

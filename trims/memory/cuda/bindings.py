@@ -11,8 +11,9 @@ import logging
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, CudaError, DeviceLostError, NoSpaceError, NotSupportedError, TrimsError
+from trims.core.errors import CudaError, NotSupportedError, TrimsError
 from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
+from trims.memory.cuda.statuses import error_of
 from trims.process.packages import install_words
 
 if TYPE_CHECKING:
@@ -30,33 +31,6 @@ _LAZY_PEER_ACCESS = 1
 _REGISTER_READ_ONLY = 8
 _NON_BLOCKING = 1
 _DLPACK_CUDA = 2
-_FULL = {"CUDA_ERROR_OUT_OF_MEMORY"}
-_LOST = {
-    "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE",
-    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-    "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_CONTAINED", "CUDA_ERROR_ASSERT", "CUDA_ERROR_MISALIGNED_ADDRESS",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_INVALID_ADDRESS_SPACE",
-    "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_EXTERNAL_DEVICE", "CUDA_ERROR_TENSOR_MEMORY_LEAK", "CUDA_ERROR_UNKNOWN",
-    "CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_MPS_SERVER_NOT_READY",
-    "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "CUDA_ERROR_MPS_CLIENT_TERMINATED",
-}  # fmt: skip
-#: Errors that mean a lost device, except when a context is taken: then none can be had just now. With reason and
-#: remedy.
-_NO_CONTEXT = {
-    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process may have it to itself, by the compute mode EXCLUSIVE_PROCESS: "
-    "`nvidia-smi -c DEFAULT` lets all use it, and so does MPS",
-    "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": "MPS has as many clients as it can serve: end some",
-    "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED": "MPS has no connections left: end some of its clients, or let them start "
-    "with a lower CUDA_DEVICE_MAX_CONNECTIONS",
-}
-#: Errors that mean a lost device, except when memory is registered: then they concern the memory. If the context is
-#: lost, the next call reports it.
-_NOT_BY_REGISTERING = {"CUDA_ERROR_UNKNOWN", *_NO_CONTEXT}
-_UNSUPPORTED = {
-    "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "CUDA_ERROR_STUB_LIBRARY", "CUDA_ERROR_INVALID_CONTEXT",
-}  # fmt: skip
 
 
 class Driver:
@@ -67,8 +41,6 @@ class Driver:
     def __init__(self) -> None:
         try:
             _call("cuInit", 0)
-        except DeviceLostError as error:  # CUDA_ERROR_UNKNOWN, say: nothing was there that could be lost
-            raise NotSupportedError(f"the NVIDIA driver does not start: {error}") from error
         except TrimsError:
             raise
         except Exception as error:  # the package raises its own kinds when it finds no driver library
@@ -326,31 +298,5 @@ def _call(function: str, *arguments: Any) -> Any:
     """Call the driver. Return its results without the status, or raise the error that the status means."""
     status, *results = getattr(_driver, function)(*arguments)
     if int(status) != 0:
-        raise _error(function, status)
+        raise error_of(function, getattr(status, "name", str(status)))
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _error(function: str, status: Any) -> TrimsError:
-    name = getattr(status, "name", str(status))
-    text = f"{function}: {name}"
-    if name in _FULL:
-        return NoSpaceError(f"the device has no memory left ({text})")
-    special = _special(function, name, text)
-    if special is not None:
-        return special
-    if name in _LOST:
-        return DeviceLostError(f"the device or this process's context on it is lost ({text})")
-    if name in _UNSUPPORTED:
-        return NotSupportedError(f"this device, driver or container cannot do that ({text})")
-    return CudaError(text)
-
-
-def _special(function: str, name: str, text: str) -> TrimsError | None:
-    """Return the error that a status means from one function and not from others."""
-    if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
-        return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
-    if function == "cuCtxPushCurrent" and name == "CUDA_ERROR_INVALID_CONTEXT":
-        return DeviceLostError(f"this process has reset the device since its context was taken ({text})")
-    if function == "cuMemHostRegister" and name not in _LOST - _NOT_BY_REGISTERING:
-        return NotSupportedError(f"this memory cannot be registered with the device ({text})")
-    return None
