@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -216,6 +216,8 @@ class Device:
         free_bytes: Of the whole device; None if the driver does not say.
         total_bytes: Memory of the whole device; None if the driver does not say.
         trouble: Why the keeper does not answer; empty if it does.
+        reserve_bytes: Bytes that are left free beside the capacity, for the work of predictors.
+        process_bytes: Process id -> its bytes on the device; without processes of which the driver does not say it.
     """
 
     place: str
@@ -230,6 +232,8 @@ class Device:
     total_bytes: int | None
     leases: int
     trouble: str
+    reserve_bytes: int = 0
+    process_bytes: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class Devices:
         return [self._one(tier, by_place[tier.place], surveyed) for tier in self._tiers]
 
     def _one(self, tier: GpuTier, view: TierView, surveyed: dict[str, Surveyed]) -> pb.Device:
-        message = pb.Device(place=str(tier.place), capacity_bytes=tier.capacity_bytes)
+        message = pb.Device(
+            place=str(tier.place), capacity_bytes=tier.capacity_bytes, reserve_bytes=tier.reserve_bytes
+        )
         try:
             state = self._known[tier.place] = tier.describe()
             message.keeper_pid, message.keeper_awake = state.pid, state.awake
@@ -56,6 +58,7 @@ class Devices:
         if (seen := surveyed.get(message.uuid)) is not None:
             message.name = seen.name
             message.free_bytes, message.total_bytes = seen.free_bytes, seen.total_bytes
+            message.process_bytes.update(seen.process_bytes)
         message.weights_bytes, message.leases = view.charged_bytes, view.leases
         return message
 

@@ -358,7 +358,14 @@ class TierStats(_message.Message):
     def __init__(self, place: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., charged_bytes: _Optional[int] = ..., replicas: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("place", "uuid", "name", "driver", "keeper_pid", "keeper_awake", "weights_bytes", "capacity_bytes", "free_bytes", "total_bytes", "leases", "trouble")
+    __slots__ = ("place", "uuid", "name", "driver", "keeper_pid", "keeper_awake", "weights_bytes", "capacity_bytes", "free_bytes", "total_bytes", "leases", "trouble", "reserve_bytes", "process_bytes")
+    class ProcessBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     PLACE_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +378,8 @@ class Device(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
     place: str
     uuid: str
     name: str
@@ -383,7 +392,9 @@ class Device(_message.Message):
     total_bytes: int
     leases: int
     trouble: str
-    def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: bool = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    reserve_bytes: int
+    process_bytes: _containers.ScalarMap[int, int]
+    def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: bool = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ..., reserve_bytes: _Optional[int] = ..., process_bytes: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images", "endpoint", "endpoint_off", "tenants")

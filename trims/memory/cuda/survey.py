@@ -6,7 +6,7 @@ The daemon's own process uses this and nothing else of CUDA.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
@@ -14,7 +14,7 @@ from trims.memory.cuda.connect import stand_in
 from trims.process.packages import install_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Surveyed:
         free_bytes: Of the whole device, all processes counted.
         parent: UUID of the GPU that it is a part of; empty for a whole one.
         partitioned: MIG mode is on: CUDA sees its parts, never itself.
+        process_bytes: Process id -> bytes of its context and allocations there; without processes of which the driver
+            does not say it, such as those of other containers. Memory that was imported counts in none.
     """
 
     uuid: str
@@ -34,6 +36,7 @@ class Surveyed:
     total_bytes: int
     parent: str = ""
     partitioned: bool = False
+    process_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,10 @@ def survey_all(kind: str = "driver") -> list[Surveyed]:
     """Return all devices as `survey` does, and partitioned GPUs themselves, each before its parts."""
     if kind != "driver":
         fake = stand_in(kind)
-        return [Surveyed(d.uuid, d.name, fake.free_bytes(d), d.total_bytes) for d in fake.devices()]
+        return [
+            Surveyed(d.uuid, d.name, fake.free_bytes(d), d.total_bytes, process_bytes=fake.process_bytes(d))
+            for d in fake.devices()
+        ]
     with _nvml() as nvml:
         return [device for number in range(nvml.nvmlDeviceGetCount()) for device in _look(nvml, number)]
 
@@ -119,4 +125,15 @@ def _partitioned(nvml: Any, handle: Any) -> bool:
 def _surveyed(nvml: Any, handle: Any, *, parent: str = "", partitioned: bool = False) -> Surveyed:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-    return Surveyed(uuid, name, int(memory.free), int(memory.total), parent, partitioned)
+    return Surveyed(
+        uuid, name, int(memory.free), int(memory.total), parent, partitioned, {} if partitioned else _used(nvml, handle)
+    )
+
+
+def _used(nvml: Any, handle: Any) -> dict[int, int]:
+    """Return the bytes of each process that computes on a device, where the driver says them."""
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:  # not supported, or not permitted in this container
+        return {}
+    return {int(each.pid): int(each.usedGpuMemory) for each in running if each.usedGpuMemory}

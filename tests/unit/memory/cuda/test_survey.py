@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
             nvmlDeviceGetHandleByIndex=lambda number: UUID, nvmlDeviceGetUUID=lambda handle: handle,
             nvmlDeviceGetName=lambda handle: f"name of {handle[:3]}",
             nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=10, total=20),
+            nvmlDeviceGetComputeRunningProcesses=lambda handle: [],
             nvmlDeviceGetMigMode=mode, nvmlDeviceGetMaxMigDeviceCount=lambda handle: len(parts or ()),
             nvmlDeviceGetMigDeviceHandleByIndex=part,
             nvmlSystemGetDriverVersion=lambda: "580.65.06", nvmlSystemGetCudaDriverVersion=lambda: 13020,
@@ -81,6 +83,17 @@ def test_a_partitioned_gpu_is_surveyed_by_its_parts(nvml: Callable[..., SimpleNa
     part = Surveyed(PART, "name of MIG", 10, 20, parent=UUID)
     assert survey() == [part]
     assert survey_all() == [Surveyed(UUID, "name of GPU", 10, 20, partitioned=True), part]
+
+
+def test_processes_count_whose_memory_the_driver_says(nvml: Callable[..., SimpleNamespace]) -> None:
+    def refuse(handle: str) -> None:
+        raise NotSupportedHereError
+
+    running = [SimpleNamespace(pid=7, usedGpuMemory=5), SimpleNamespace(pid=8, usedGpuMemory=None)]
+    nvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: running)
+    assert survey()[0].process_bytes == {7: 5}
+    nvml(nvmlDeviceGetComputeRunningProcesses=refuse)
+    assert survey()[0].process_bytes == {}
 
 
 def test_what_the_library_refuses_is_said(nvml: Callable[..., SimpleNamespace]) -> None:
@@ -129,7 +142,9 @@ def test_a_fakes_devices_are_surveyed_with_what_others_left_free(folder: Path) -
     cuda = FakeCuda(str(folder))
     cuda.use(UUID)
     address = cuda.allocate(8 << 20)
-    assert survey(kind)[0].free_bytes == (64 << 20) - CONTEXT_BYTES - (8 << 20)
+    (found,) = survey(kind)
+    assert found.free_bytes == (64 << 20) - CONTEXT_BYTES - (8 << 20)
+    assert found.process_bytes == {os.getpid(): CONTEXT_BYTES + (8 << 20)}
     cuda.free(address)
     cuda.leave()
     assert survey(kind)[0].free_bytes == 64 << 20
