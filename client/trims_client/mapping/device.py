@@ -1,7 +1,7 @@
 """Device memory of an attached model: opened once in a process, read-only, closed when the last tensor is gone.
 
-CUDA is not imported before a model on a device is opened; then the package cuda-bindings is (extra `gpu`). The
-process's primary context is used, which is also the one of PyTorch, cupy and ONNX Runtime. The thread that opens, reads
+The driver's library is loaded when a model on a device is opened, and no package is needed for it. The process's
+primary context is used, which is also the one of PyTorch, cupy and ONNX Runtime. The thread that opens, reads
 or closes belongs to the user's program, so its current context (or none) is the same afterwards as before.
 
 Memory that cannot be closed now, for example because another thread captures a CUDA graph, stays open with its lease.
@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DeviceLostError, NotSupportedError
-from trims.memory.cuda.connect import connect
-from trims.memory.cuda.drivers import device_memory
+from trims.memory.cuda.connect import connect_borrower
+from trims.memory.cuda.drivers import borrowed_memory
 from trims_client.mapping import dlpack
 
 if TYPE_CHECKING:
     from trims.core.layout import TensorSpec
-    from trims.memory.cuda.api import Cuda, Device
-    from trims.memory.cuda.drivers import DeviceMemory, Export, Opened
+    from trims.memory.cuda.api import Borrowing, Device
+    from trims.memory.cuda.drivers import BorrowedMemory, Export, Opened
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _lock = threading.Lock()
-_connected: dict[tuple[str, str], tuple[Cuda, Device]] = {}
+_connected: dict[tuple[str, str], tuple[Borrowing, Device]] = {}
 #: Memory that could not be closed. Finalisers append to it, and a finaliser must not take a lock.
 _late: deque[_Open] = deque()
 #: dtype -> typestr of `__cuda_array_interface__`; a dtype that is missing here is shown as integers of its size.
@@ -60,7 +60,7 @@ class DeviceRegion:
         try:
             _close_late()
             cuda, device = _connect(export.cuda, export.device)
-            memory = device_memory(export.driver, cuda, device)
+            memory = borrowed_memory(export.driver, cuda, device)
             with cuda.bound():
                 self.dlpack_device = cuda.dlpack_device()
                 opened = memory.open(export)
@@ -171,12 +171,12 @@ class DeviceTensor:
         return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self._region.device}>"
 
 
-def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
+def _connect(kind: str, uuid: str) -> tuple[Borrowing, Device]:
     """Return the driver and the device, with the primary context retained once and kept, as frameworks also do."""
     with _lock:
         if (kind, uuid) not in _connected:
             try:
-                cuda = connect(kind)
+                cuda = connect_borrower(kind)
                 _connected[kind, uuid] = (cuda, cuda.retain(uuid))
             except NotSupportedError as error:
                 raise NotSupportedError(f"models on the device {uuid} cannot be opened here: {error}") from error
@@ -216,8 +216,8 @@ class _Open:
     """
 
     device: str
-    cuda: Cuda
-    memory: DeviceMemory
+    cuda: Borrowing
+    memory: BorrowedMemory
     opened: Opened
     head: memoryview
     process: int

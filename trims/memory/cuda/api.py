@@ -41,14 +41,23 @@ class Device:
     peers: tuple[str, ...] = ()
 
 
-class Cuda(Protocol):
-    """A connection to the driver, on one device once `retain` or `use` was called.
+def uuid_of(raw: bytes, product: str) -> str:
+    """Return a device's UUID as nvidia-smi prints it.
 
-    Calls that touch memory work in a thread that called `use` or `bind`, and inside `bound`. Code that runs in
-    threads of others (a client, a finaliser) takes `retain` and `bound`, which leave a thread as they found it.
+    A part of a partitioned GPU has one of the same 16 bytes as a whole GPU; only the product's name distinguishes them.
+    """
+    parts = (raw[:4], raw[4:6], raw[6:8], raw[8:10], raw[10:])
+    return "-".join(("MIG" if " MIG " in product else "GPU", *(part.hex() for part in parts)))
+
+
+class Borrowing(Protocol):
+    """A connection to the driver for a process that reads what others own, on one device once `retain` was called.
+
+    Code that runs in threads of others (a client, a finaliser) takes `retain` and `bound`, which leave a thread as they
+    found it. Calls that touch memory work inside `bound`.
 
     Attributes:
-        kind: What `connect` takes to make another one.
+        kind: What `connect` and `connect_borrower` take to make another one.
     """
 
     kind: str
@@ -62,14 +71,6 @@ class Cuda(Protocol):
 
         Raises NotSupportedError; CapacityError if the device has no room for one, or gives none just now.
         """
-        ...
-
-    def use(self, uuid: str) -> Device:
-        """Retain the context of the device with this UUID and make it current in this thread: `retain`, then `bind`."""
-        ...
-
-    def bind(self) -> None:
-        """Let this thread use the device from now on, whatever it used before."""
         ...
 
     def bound(self) -> AbstractContextManager[None]:
@@ -87,26 +88,8 @@ class Cuda(Protocol):
         """
         ...
 
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes free and in all, as of now."""
-        ...
-
     def wait(self) -> None:
         """Wait until the device has done everything that this process has given it to do."""
-        ...
-
-    # -- memory with legacy IPC ------------------------------------------------------------------------------------
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of an allocation of its own, never from a pool."""
-        ...
-
-    def free(self, address: int) -> None:
-        """Free an allocation. Freeing one that another process has open is undefined."""
-        ...
-
-    def ipc_export(self, address: int) -> bytes:
-        """Return the handle of a whole allocation, 64 bytes; `address` is its beginning."""
         ...
 
     def ipc_open(self, handle: bytes) -> int:
@@ -115,20 +98,6 @@ class Cuda(Protocol):
 
     def ipc_close(self, address: int) -> None:
         """End one `ipc_open`."""
-        ...
-
-    # -- memory with descriptors -----------------------------------------------------------------------------------
-
-    def granularity(self) -> int:
-        """Return the unit of sizes for `vmm_create`, in bytes."""
-        ...
-
-    def vmm_create(self, nbytes: int) -> int:
-        """Allocate physical memory that is not mapped anywhere; return its handle."""
-        ...
-
-    def vmm_export(self, handle: int) -> int:
-        """Return a descriptor that stands for the memory and keeps it alive; the caller's to close."""
         ...
 
     def vmm_import(self, fd: int) -> int:
@@ -145,6 +114,69 @@ class Cuda(Protocol):
 
     def vmm_unmap(self, address: int, nbytes: int) -> None:
         """End a mapping."""
+        ...
+
+    def stream(self) -> int:
+        """Create a queue of copies."""
+        ...
+
+    def end_stream(self, stream: int) -> None:
+        """Give a stream back; it must have run empty."""
+        ...
+
+    def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy from device to host, in the stream's turn."""
+        ...
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until all copies of the stream are done. Does not hold the interpreter lock."""
+        ...
+
+
+class Cuda(Borrowing, Protocol):
+    """A connection to the driver for the owner of memory, which may also borrow.
+
+    Calls that touch memory work in a thread that called `use` or `bind`, and inside `bound`.
+    """
+
+    def use(self, uuid: str) -> Device:
+        """Retain the context of the device with this UUID and make it current in this thread: `retain`, then `bind`."""
+        ...
+
+    def bind(self) -> None:
+        """Let this thread use the device from now on, whatever it used before."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes free and in all, as of now."""
+        ...
+
+    # -- memory with legacy IPC ------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of an allocation of its own, never from a pool."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Free an allocation. Freeing one that another process has open is undefined."""
+        ...
+
+    def ipc_export(self, address: int) -> bytes:
+        """Return the handle of a whole allocation, 64 bytes; `address` is its beginning."""
+        ...
+
+    # -- memory with descriptors -----------------------------------------------------------------------------------
+
+    def granularity(self) -> int:
+        """Return the unit of sizes for `vmm_create`, in bytes."""
+        ...
+
+    def vmm_create(self, nbytes: int) -> int:
+        """Allocate physical memory that is not mapped anywhere; return its handle."""
+        ...
+
+    def vmm_export(self, handle: int) -> int:
+        """Return a descriptor that stands for the memory and keeps it alive; the caller's to close."""
         ...
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -168,20 +200,8 @@ class Cuda(Protocol):
         """Unpin it."""
         ...
 
-    def stream(self) -> int:
-        """Create a queue of copies."""
-        ...
-
-    def end_stream(self, stream: int) -> None:
-        """Give a stream back; it must have run empty."""
-        ...
-
     def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
         """Copy from host to device, in the stream's turn; the host memory must stay until `synchronize`."""
-        ...
-
-    def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy from device to host, in the stream's turn."""
         ...
 
     def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -190,8 +210,4 @@ class Cuda(Protocol):
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """Queue a store of one byte's value to each of the bytes: by a kernel, not by a copy engine."""
-        ...
-
-    def synchronize(self, stream: int) -> None:
-        """Wait until all copies of the stream are done. Does not hold the interpreter lock."""
         ...

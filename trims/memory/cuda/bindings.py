@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CudaError, NotSupportedError, TrimsError
-from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
+from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device, uuid_of
 from trims.memory.cuda.statuses import error_of
 from trims.process.packages import install_words
 
@@ -261,10 +260,7 @@ def _uuid(device: Any) -> str:
     # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
     ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     raw = bytes(_call(ask, device).bytes)
-    # The UUID is the same 16 bytes for both kinds; only the product's name shows that it is a part of a partitioned
-    # GPU.
-    kind = "MIG" if " MIG " in _name(device) else "GPU"
-    return f"{kind}-{uuids.UUID(bytes=raw)}"
+    return uuid_of(raw, _name(device))
 
 
 def _name(device: Any) -> str:

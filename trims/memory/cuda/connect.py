@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import NotSupportedError
 
 if TYPE_CHECKING:
-    from trims.memory.cuda.api import Cuda
+    from trims.memory.cuda.api import Borrowing, Cuda
 
 
 def connect(kind: str = "driver") -> Cuda:
-    """Return the driver, or a stand-in for it, such as `fake:FOLDER`. Raises NotSupportedError saying what is missing.
+    """Return the driver for an owner, or a stand-in such as `fake:FOLDER`. Raises NotSupportedError if there is none.
 
     Both are imported here: only processes that use a device pay for them.
     """
@@ -22,6 +22,19 @@ def connect(kind: str = "driver") -> Cuda:
 
     found: Cuda = Driver()
     return found
+
+
+def connect_borrower(kind: str = "driver") -> Borrowing:
+    """Return the driver, or a stand-in for it, for a process that reads what others own: without a package to import.
+
+    Raises NotSupportedError saying what is missing.
+    """
+    if kind != "driver":
+        made: Borrowing = stand_in(kind)
+        return made
+    from trims.memory.cuda.borrower import BorrowerDriver
+
+    return BorrowerDriver()
 
 
 def stand_in(kind: str) -> Any:

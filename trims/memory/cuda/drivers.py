@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trims.core.errors import BadMessageError, CallerError, NotSupportedError
 from trims.core.units import align_up
@@ -22,8 +22,9 @@ from trims.memory.cuda.api import IPC_HANDLE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.memory.cuda.api import Cuda, Device
+    from trims.memory.cuda.api import Borrowing, Cuda, Device
 
+_T = TypeVar("_T")
 #: Block of the driver, in bytes: smaller allocations share one, and a handle would expose the neighbours.
 _OWN_BLOCK_BYTES = 2 << 20
 
@@ -79,12 +80,25 @@ class Opened:
     size_bytes: int
 
 
-class DeviceMemory(Protocol):
-    """A way to share memory of the device that `cuda` uses."""
+class BorrowedMemory(Protocol):
+    """A way to read what another process shares, on the device that `cuda` uses."""
 
     name: str
     #: Whether a borrower that writes to memory from `open` is stopped.
     read_only: bool
+
+    def open(self, export: Export, *, peer: bool = False) -> Opened:
+        """Map another process's allocation; the export may be closed then. `peer`: of another device."""
+        ...
+
+    def close(self, opened: Opened) -> None:
+        """Close memory that `open` or, at its owner, `reading` returned."""
+        ...
+
+
+class DeviceMemory(BorrowedMemory, Protocol):
+    """A way to share memory of the device that `cuda` uses."""
+
     #: Whether `export` and `free` of a sealed allocation need a context, for which a full device has no room.
     sealed_needs_context: bool
 
@@ -108,16 +122,8 @@ class DeviceMemory(Protocol):
         """Give it up. Every borrower of an `ipc` allocation must have closed it or be dead."""
         ...
 
-    def open(self, export: Export, *, peer: bool = False) -> Opened:
-        """Map another process's allocation; the export may be closed then. `peer`: of another device."""
-        ...
 
-    def close(self, opened: Opened) -> None:
-        """Close memory that `open` or `reading` returned."""
-        ...
-
-
-class VmmMemory:
+class VmmBorrower:
     """Virtual memory management: physical memory behind a descriptor, mapped read-only by borrowers.
 
     Each borrower maps it read-only of its own accord: the descriptor carries no right of access, so a process that
@@ -127,45 +133,12 @@ class VmmMemory:
 
     name = "vmm"
     read_only = True
-    sealed_needs_context = False  # cuMemExportToShareableHandle and cuMemRelease need cuInit only
 
-    def __init__(self, cuda: Cuda, device: Device) -> None:
+    def __init__(self, cuda: Borrowing, device: Device) -> None:
         if not device.vmm:
             raise NotSupportedError(f"{device.name} ({device.uuid}) cannot share memory as descriptors; use ipc")
         self._cuda = cuda
         self._device = device
-
-    def allocate(self, nbytes: int) -> Allocation:
-        """See `DeviceMemory.allocate`."""
-        size = align_up(nbytes, self._cuda.granularity())
-        handle = self._cuda.vmm_create(size)
-        try:
-            address = self._cuda.vmm_map(handle, size, writable=True)
-        except BaseException:
-            self._cuda.vmm_release(handle)
-            raise
-        return Allocation(nbytes, size, address, handle)
-
-    def seal(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.seal`: the only writable mapping ends."""
-        if allocation.address:
-            self._cuda.vmm_unmap(allocation.address, allocation.size_bytes)
-            allocation.address = 0
-
-    def export(self, allocation: Allocation) -> Export:
-        """See `DeviceMemory.export`."""
-        fd = self._cuda.vmm_export(allocation.handle)
-        return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd, cuda=self._cuda.kind)
-
-    def reading(self, allocation: Allocation) -> Opened:
-        """See `DeviceMemory.reading`."""
-        size = allocation.size_bytes
-        return Opened(self._cuda.vmm_map(allocation.handle, size, writable=False), size)
-
-    def free(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.free`: borrowers keep what they have mapped, and the device keeps it charged."""
-        self.seal(allocation)
-        self._cuda.vmm_release(allocation.handle)
 
     def open(self, export: Export, *, peer: bool = False) -> Opened:
         """See `DeviceMemory.open`."""
@@ -181,39 +154,59 @@ class VmmMemory:
         self._cuda.vmm_unmap(opened.address, opened.size_bytes)
 
 
-class IpcMemory:
+class VmmMemory(VmmBorrower):
+    """The owner's half of virtual memory management."""
+
+    sealed_needs_context = False  # cuMemExportToShareableHandle and cuMemRelease need cuInit only
+
+    def __init__(self, cuda: Cuda, device: Device) -> None:
+        super().__init__(cuda, device)
+        self._owner = cuda
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """See `DeviceMemory.allocate`."""
+        size = align_up(nbytes, self._owner.granularity())
+        handle = self._owner.vmm_create(size)
+        try:
+            address = self._owner.vmm_map(handle, size, writable=True)
+        except BaseException:
+            self._owner.vmm_release(handle)
+            raise
+        return Allocation(nbytes, size, address, handle)
+
+    def seal(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.seal`: the only writable mapping ends."""
+        if allocation.address:
+            self._owner.vmm_unmap(allocation.address, allocation.size_bytes)
+            allocation.address = 0
+
+    def export(self, allocation: Allocation) -> Export:
+        """See `DeviceMemory.export`."""
+        fd = self._owner.vmm_export(allocation.handle)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd, cuda=self._owner.kind)
+
+    def reading(self, allocation: Allocation) -> Opened:
+        """See `DeviceMemory.reading`."""
+        size = allocation.size_bytes
+        return Opened(self._owner.vmm_map(allocation.handle, size, writable=False), size)
+
+    def free(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.free`: borrowers keep what they have mapped, and the device keeps it charged."""
+        self.seal(allocation)
+        self._owner.vmm_release(allocation.handle)
+
+
+class IpcBorrower:
     """Legacy IPC: one raw allocation for each image, opened by a handle of 64 bytes."""
 
     name = "ipc"
     read_only = False
-    sealed_needs_context = True
 
-    def __init__(self, cuda: Cuda, device: Device) -> None:
+    def __init__(self, cuda: Borrowing, device: Device) -> None:
         if not device.ipc:
             raise NotSupportedError(f"{device.name} ({device.uuid}) does not support CUDA IPC; use vmm")
         self._cuda = cuda
         self._device = device
-
-    def allocate(self, nbytes: int) -> Allocation:
-        """See `DeviceMemory.allocate`."""
-        size = align_up(nbytes, _OWN_BLOCK_BYTES)
-        return Allocation(nbytes, size, self._cuda.allocate(size))
-
-    def seal(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.seal`: the mapping cannot be taken away, so this is a promise only."""
-
-    def export(self, allocation: Allocation) -> Export:
-        """See `DeviceMemory.export`."""
-        handle = self._cuda.ipc_export(allocation.address)
-        return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle, cuda=self._cuda.kind)
-
-    def reading(self, allocation: Allocation) -> Opened:
-        """See `DeviceMemory.reading`."""
-        return Opened(allocation.address, 0)
-
-    def free(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.free`."""
-        self._cuda.free(allocation.address)
 
     def open(self, export: Export, *, peer: bool = False) -> Opened:
         """See `DeviceMemory.open`."""
@@ -228,14 +221,55 @@ class IpcMemory:
             self._cuda.ipc_close(opened.address)
 
 
+class IpcMemory(IpcBorrower):
+    """The owner's half of legacy IPC."""
+
+    sealed_needs_context = True
+
+    def __init__(self, cuda: Cuda, device: Device) -> None:
+        super().__init__(cuda, device)
+        self._owner = cuda
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """See `DeviceMemory.allocate`."""
+        size = align_up(nbytes, _OWN_BLOCK_BYTES)
+        return Allocation(nbytes, size, self._owner.allocate(size))
+
+    def seal(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.seal`: the mapping cannot be taken away, so this is a promise only."""
+
+    def export(self, allocation: Allocation) -> Export:
+        """See `DeviceMemory.export`."""
+        handle = self._owner.ipc_export(allocation.address)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle, cuda=self._owner.kind)
+
+    def reading(self, allocation: Allocation) -> Opened:
+        """See `DeviceMemory.reading`."""
+        return Opened(allocation.address, 0)
+
+    def free(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.free`."""
+        self._owner.free(allocation.address)
+
+
 def device_memory(name: str, cuda: Cuda, device: Device) -> DeviceMemory:
-    """Return the driver of this name; `auto` for the device's best. Raises NotSupportedError saying why not."""
+    """Return the owner's driver of this name; `auto` for the device's best. Raises NotSupportedError saying why not."""
     if name == "auto":
         name = "vmm" if device.vmm else "ipc"
     drivers: dict[str, type[VmmMemory | IpcMemory]] = {"vmm": VmmMemory, "ipc": IpcMemory}
+    return _named(drivers, name)(cuda, device)
+
+
+def borrowed_memory(name: str, cuda: Borrowing, device: Device) -> BorrowedMemory:
+    """Return the borrower's driver of this name. Raises NotSupportedError saying why not."""
+    drivers: dict[str, type[VmmBorrower | IpcBorrower]] = {"vmm": VmmBorrower, "ipc": IpcBorrower}
+    return _named(drivers, name)(cuda, device)
+
+
+def _named(drivers: dict[str, type[_T]], name: str) -> type[_T]:
     if name not in drivers:
         raise CallerError(f"there is no GPU memory driver {name!r}; there are auto, vmm and ipc")
-    return drivers[name](cuda, device)
+    return drivers[name]
 
 
 def _check(export: Export, driver: str, device: Device, *, peer: bool) -> None:

@@ -18,8 +18,11 @@ PACKAGE = Path(trims.__file__).parent
 def calls_of(file: str, name: str) -> dict[str, list[str]]:
     """Methods of a class and their parameters, without importing what the class needs."""
     tree = ast.parse((PACKAGE / file).read_text())
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return {
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = classes[name]
+    inherited = [calls_of(file, base.id) for base in found.bases if isinstance(base, ast.Name) and base.id in classes]
+    calls = {call: parameters for each in inherited for call, parameters in each.items()}
+    return calls | {
         node.name: [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
         for node in found.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
@@ -27,11 +30,18 @@ def calls_of(file: str, name: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [("memory/cuda/bindings.py", "Driver"), ("testing/fake_cuda.py", "FakeCuda")]
+    ("protocol", "least", "file", "name"),
+    [
+        ("Cuda", 25, "memory/cuda/bindings.py", "Driver"),
+        ("Cuda", 25, "testing/fake_cuda.py", "FakeCuda"),
+        ("Borrowing", 15, "memory/cuda/borrower.py", "BorrowerDriver"),
+    ],
 )
-def test_a_driver_has_every_call_of_the_protocol_with_its_parameters(file: str, name: str) -> None:
-    wanted, found = calls_of("memory/cuda/api.py", "Cuda"), calls_of(file, name)
-    assert len(wanted) > 25
+def test_a_driver_has_every_call_of_the_protocol_with_its_parameters(
+    protocol: str, least: int, file: str, name: str
+) -> None:
+    wanted, found = calls_of("memory/cuda/api.py", protocol), calls_of(file, name)
+    assert len(wanted) > least
     assert {call: found.get(call) for call in wanted} == wanted
 
 
