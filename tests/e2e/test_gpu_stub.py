@@ -73,8 +73,8 @@ def _assert_nobody_holds(memory: Path) -> None:
 
 def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
     """Calls that are added later are found: else the package would report them as missing, and not look into them."""
-    bindings = (ROOT / "trims" / "memory" / "cuda" / "bindings.py").read_text()
-    calls = set(re.findall(r'"(cu[A-Z]\w+?)(?:_v2)?"', bindings))
+    ways = (ROOT / "trims" / "memory" / "cuda" / name for name in ("bindings.py", "borrower.py"))
+    calls = {call for way in ways for call in re.findall(r'"(cu[A-Z]\w+?)(?:_v2)?"', way.read_text())}
     known = set(re.findall(r"CALL\((\w+),", (ROOT / "tests" / "stub_driver" / "driver.c").read_text()))
     assert len(calls) > 30
     assert calls - known == set()
@@ -145,6 +145,90 @@ def test_what_the_driver_refuses_for_now_ends_no_keeper_and_loses_nothing(
     command = [sys.executable, "-c", REFUSED, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
+    _assert_nobody_holds(folder / "memory")
+
+
+BORROWED = """
+import ctypes, os, sys
+from dataclasses import replace
+from pathlib import Path
+
+from trims.core.errors import TrimsError
+from trims.memory.cuda.connect import connect, connect_borrower
+from trims.memory.cuda.drivers import borrowed_memory
+from trims.testing.device_memory import CONTENT, Owner
+
+memory = Path(os.environ["CUDA_STUB_DRIVER"])
+STATUSES = (1, 2, 46, 201, 304, 400, 700, 801, 999)
+FUNCTIONS = ("cuInit", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxSynchronize",
+             "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuIpcOpenMemHandle_v2",
+             "cuStreamSynchronize")
+
+
+def read(connected, owner, made):
+    cuda = connected("driver")
+    device = cuda.retain(owner.device.uuid)
+    ways = borrowed_memory(owner.memory.name, cuda, device)
+    export = owner.memory.export(made)
+    try:
+        with cuda.bound():
+            opened = ways.open(export)
+            try:
+                stream, found = cuda.stream(), bytearray(len(CONTENT))
+                place = (ctypes.c_ubyte * len(found)).from_buffer(found)
+                cuda.copy_out(ctypes.addressof(place), opened.address, len(found), stream)
+                cuda.synchronize(stream)
+                cuda.end_stream(stream)
+                cuda.wait()
+            finally:
+                ways.close(opened)
+        return bytes(found), cuda.dlpack_device(), replace(device, peers=()), cuda.kind
+    finally:
+        export.close()
+        cuda.leave()
+
+
+def outcome(connected, owner, made):
+    try:
+        return read(connected, owner, made)
+    except TrimsError as error:
+        return type(error).__name__, str(error)
+
+
+owner = Owner("driver", "vmm")
+made = owner.sealed()
+assert outcome(connect, owner, made) == outcome(connect_borrower, owner, made)
+assert outcome(connect_borrower, owner, made)[0] == CONTENT
+told = set()
+for function in FUNCTIONS:
+    for status in STATUSES:
+        (memory / f"fail.{function}").write_text(str(status))
+        theirs, ours = outcome(connect, owner, made), outcome(connect_borrower, owner, made)
+        assert theirs == ours, (function, status, theirs, ours)
+        told.add(ours[0])
+    (memory / f"fail.{function}").unlink()
+    owner.cuda.bind()  # a push that was refused in `leave` has left this thread without a context
+assert {"NoSpaceError", "CapacityError", "NotSupportedError", "DeviceLostError", "CudaError"} <= told, told
+owner.memory.free(made)
+owner.end()
+for connected in (connect, connect_borrower):
+    try:
+        connected("driver").retain("GPU-none")
+        raise AssertionError("it is there")
+    except TrimsError as error:
+        print(error)
+"""
+
+
+def test_both_ways_to_the_driver_show_the_same_devices_bytes_and_errors(machine: dict[str, str], folder: Path) -> None:
+    """NVIDIA's package and the C library by ctypes, over the same library, which is made to fail in each function."""
+    environment = {**machine, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BORROWED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    theirs, ours = done.stdout.splitlines()
+    assert theirs == ours
+    assert "which sees GPU-abcdef01-0203-0405-0607-08090a0b0c0d" in ours
     _assert_nobody_holds(folder / "memory")
 
 

@@ -121,11 +121,22 @@ static int refused(const char *name) {
 
 /* -- devices ------------------------------------------------------------------------------------------------------ */
 
-int cuInit(unsigned flags) { return flags ? INVALID_VALUE : folder() ? OK : NO_DEVICE; }
+int cuInit(unsigned flags) { MAY_FAIL; return flags ? INVALID_VALUE : folder() ? OK : NO_DEVICE; }
+int cuGetErrorName(int status, const char **name) {
+  static const struct { int status; const char *name; } KNOWN[] = {
+    {1, "CUDA_ERROR_INVALID_VALUE"}, {2, "CUDA_ERROR_OUT_OF_MEMORY"}, {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+    {100, "CUDA_ERROR_NO_DEVICE"}, {101, "CUDA_ERROR_INVALID_DEVICE"}, {201, "CUDA_ERROR_INVALID_CONTEXT"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM"}, {400, "CUDA_ERROR_INVALID_HANDLE"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"}, {801, "CUDA_ERROR_NOT_SUPPORTED"}, {999, "CUDA_ERROR_UNKNOWN"},
+  };
+  for (size_t i = 0; i < sizeof KNOWN / sizeof *KNOWN; i++)
+    if (KNOWN[i].status == status) return *name = KNOWN[i].name, OK;
+  return *name = NULL, INVALID_VALUE;
+}
 int cuDriverGetVersion(int *version) { return *version = 13000, OK; }
 int cuDeviceGetCount(int *count) { return *count = 1, OK; }
 int cuDeviceGet(int *device, int number) { return *device = number, number ? INVALID_DEVICE : OK; }
-int cuDeviceGetUuid(Uuid *uuid, int device) { return *uuid = UUID, device ? INVALID_DEVICE : OK; }
+int cuDeviceGetUuid_v2(Uuid *uuid, int device) { return *uuid = UUID, device ? INVALID_DEVICE : OK; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = TOTAL_BYTES, device ? INVALID_DEVICE : OK; }
 int cuDeviceCanAccessPeer(int *can, int one, int other) { return *can = one != other, OK; }
 int cuDeviceGetName(char *name, int room, int device) {
@@ -161,6 +172,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 int cuCtxGetCurrent(Context *context) { return *context = current(), OK; }
 
 int cuCtxPushCurrent_v2(Context context) {
+  MAY_FAIL;
   if (!alive(context) || depth == DEEPEST) return INVALID_CONTEXT;
   return stack[depth++] = context, OK;
 }
@@ -196,7 +208,7 @@ int cuCtxDestroy_v2(Context context) {
   return OK;
 }
 
-int cuCtxSynchronize(void) { NEED_CONTEXT; return OK; }
+int cuCtxSynchronize(void) { NEED_CONTEXT; MAY_FAIL; return OK; }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
   NEED_CONTEXT;
   pthread_mutex_lock(&lock);
@@ -255,6 +267,7 @@ static int ipc_open(u64 *address, IpcHandle handle) {
 }
 int cuIpcOpenMemHandle_v2(u64 *address, IpcHandle handle, unsigned flags) {
   NEED_CONTEXT;
+  MAY_FAIL;
   return flags == 1 ? LOCKED(ipc_open(address, handle)) : INVALID_VALUE;
 }
 
@@ -305,6 +318,7 @@ static int vmm_import(u64 *handle, int fd) {
 }
 int cuMemImportFromShareableHandle(u64 *handle, void *fd, int kind) {
   NEED_CONTEXT;
+  MAY_FAIL;
   return kind == 1 ? LOCKED(vmm_import(handle, (int)(long)fd)) : INVALID_VALUE;
 }
 
@@ -329,6 +343,7 @@ static int vmm_map(u64 address, size_t size, u64 handle) {
 }
 int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags) {
   NEED_CONTEXT;
+  MAY_FAIL;
   return offset || flags ? INVALID_VALUE : LOCKED(vmm_map(address, size, handle));
 }
 
@@ -342,6 +357,7 @@ int cuMemUnmap(u64 address, size_t size) { NEED_CONTEXT; return LOCKED(vmm_unmap
 
 int cuMemSetAccess(u64 address, size_t size, const Access *wanted, size_t count) {
   NEED_CONTEXT;
+  MAY_FAIL;
   if (count != 1 || wanted->location.type != 1 || wanted->location.id) return INVALID_VALUE;
   if (wanted->flags != 1 && wanted->flags != 3) return INVALID_VALUE;
   int how = PROT_READ | (wanted->flags == 3 ? PROT_WRITE : 0);
@@ -377,7 +393,7 @@ int cuStreamCreate(void **stream, unsigned flags) {
   return *stream = malloc(1), flags == 1 ? OK : INVALID_VALUE;
 }
 int cuStreamDestroy_v2(void *stream) { NEED_CONTEXT; return free(stream), OK; }
-int cuStreamSynchronize(void *stream) { NEED_CONTEXT; return stream ? OK : INVALID_VALUE; }
+int cuStreamSynchronize(void *stream) { NEED_CONTEXT; MAY_FAIL; return stream ? OK : INVALID_VALUE; }
 
 static int copy(void *target, const void *source, size_t size, void *stream) {
   NEED_CONTEXT;
@@ -397,7 +413,7 @@ int cuMemsetD8Async(u64 to, unsigned char value, size_t n, void *stream) {
 
 #define CALL(name, version) {#name, (void *)name##version}
 static const struct { const char *name; void *call; } CALLS[] = {
-  CALL(cuInit, ), CALL(cuDriverGetVersion, ), CALL(cuDeviceGetCount, ), CALL(cuDeviceGet, ), CALL(cuDeviceGetUuid, ),
+  CALL(cuInit, ), CALL(cuGetErrorName, ), CALL(cuDriverGetVersion, ), CALL(cuDeviceGetCount, ), CALL(cuDeviceGet, ), CALL(cuDeviceGetUuid, _v2),
   CALL(cuDeviceTotalMem, _v2), CALL(cuDeviceCanAccessPeer, ), CALL(cuDeviceGetName, ), CALL(cuDeviceGetAttribute, ),
   CALL(cuDevicePrimaryCtxRetain, ), CALL(cuDevicePrimaryCtxRelease, _v2), CALL(cuDevicePrimaryCtxGetState, ),
   CALL(cuCtxSetCurrent, ), CALL(cuCtxGetCurrent, ), CALL(cuCtxPushCurrent, _v2), CALL(cuCtxPopCurrent, _v2),

@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, TrimsError, from_code
-from trims.memory.cuda.connect import connect
-from trims.memory.cuda.drivers import Export, Opened, device_memory
+from trims.memory.cuda.connect import connect, connect_borrower
+from trims.memory.cuda.drivers import Export, Opened, borrowed_memory
 from trims.process.python import run_module
 from trims.wire.frames import Decoder, Message, encode
 
@@ -115,14 +115,20 @@ class _Memory:
 
     def __init__(self, kind: str, uuid: str, driver: str) -> None:
         began = time.perf_counter_ns()
-        self._cuda = connect(kind)
-        device = self._cuda.use(uuid)
+        self._cuda = connect_borrower(kind)
+        device = self._cuda.retain(uuid)
         self._context_ns = time.perf_counter_ns() - began
-        self._driver = device_memory(driver, self._cuda, device)
-        self._stream = self._cuda.stream()
+        self._uuid = uuid
+        self._driver = borrowed_memory(driver, self._cuda, device)
+        with self._cuda.bound():
+            self._stream = self._cuda.stream()
         self._opened: Opened | None = None
 
     def obey(self, message: dict[str, Any], fds: list[int]) -> Message:
+        with self._cuda.bound():
+            return self._obey(message, fds)
+
+    def _obey(self, message: dict[str, Any], fds: list[int]) -> Message:
         if message["op"] == "open":
             handle = bytes.fromhex(message["handle"])
             fd = fds[0] if fds else -1
@@ -145,14 +151,22 @@ class _Memory:
             self._cuda.copy_out(ctypes.addressof(host), address, len(host), self._stream)
             self._cuda.synchronize(self._stream)
             return {"bytes": host.raw.hex()}
-        if message["op"] == "fill":
-            self._cuda.fill(address, message["value"], message["nbytes"], self._stream)
-            self._cuda.synchronize(self._stream)
-            return {}
-        data = ctypes.create_string_buffer(bytes.fromhex(message["bytes"]), len(message["bytes"]) // 2)
-        self._cuda.copy_in(address, ctypes.addressof(data), len(data), self._stream)
-        self._cuda.synchronize(self._stream)
+        self._write(message, address)
         return {}
+
+    def _write(self, message: dict[str, Any], address: int) -> None:
+        """Write with the calls of an owner, which a borrower's driver has not."""
+        owner = connect(self._cuda.kind)
+        owner.use(self._uuid)
+        stream = owner.stream()
+        if message["op"] == "fill":
+            owner.fill(address, message["value"], message["nbytes"], stream)
+        else:
+            data = ctypes.create_string_buffer(bytes.fromhex(message["bytes"]), len(message["bytes"]) // 2)
+            owner.copy_in(address, ctypes.addressof(data), len(data), stream)
+        owner.synchronize(stream)
+        owner.end_stream(stream)
+        owner.leave()
 
 
 def _main(kind: str, uuid: str, driver: str, fd: str) -> None:
