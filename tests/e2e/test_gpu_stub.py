@@ -180,9 +180,10 @@ def read(connected, owner, made):
                 cuda.synchronize(stream)
                 cuda.end_stream(stream)
                 cuda.wait()
+                room = cuda.memory()
             finally:
                 ways.close(opened)
-        return bytes(found), cuda.dlpack_device(), replace(device, peers=()), cuda.kind
+        return bytes(found), cuda.dlpack_device(), replace(device, peers=()), cuda.kind, room
     finally:
         export.close()
         cuda.leave()

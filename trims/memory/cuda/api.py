@@ -88,6 +88,10 @@ class Borrowing(Protocol):
         """
         ...
 
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes free and in all, as of now."""
+        ...
+
     def wait(self) -> None:
         """Wait until the device has done everything that this process has given it to do."""
         ...
@@ -145,10 +149,6 @@ class Cuda(Borrowing, Protocol):
 
     def bind(self) -> None:
         """Let this thread use the device from now on, whatever it used before."""
-        ...
-
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes free and in all, as of now."""
         ...
 
     # -- memory with legacy IPC ------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent": ("_v2", (c_void_p,)),
     "cuCtxPopCurrent": ("_v2", (POINTER(c_void_p),)),
     "cuCtxSynchronize": ("", ()),
+    "cuMemGetInfo": ("_v2", (POINTER(c_size_t), POINTER(c_size_t))),
     "cuIpcOpenMemHandle": ("_v2", (POINTER(c_uint64), IpcHandle, c_uint)),
     "cuIpcCloseMemHandle": ("", (c_uint64,)),
     "cuMemImportFromShareableHandle": ("", (POINTER(c_uint64), c_void_p, c_int)),
@@ -160,6 +161,12 @@ class BorrowerDriver:
             self._call("cuDevicePrimaryCtxGetState", self._device, byref(flags), byref(active))
             if active.value:
                 self._call("cuCtxPushCurrent", context)  # a framework here holds it, and this thread may be its
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes free and in all."""
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo", byref(free), byref(total))
+        return free.value, total.value
 
     def wait(self) -> None:
         """cuCtxSynchronize."""
