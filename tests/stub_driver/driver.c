@@ -462,5 +462,8 @@ int nvmlDeviceGetName(void *device, char *room, unsigned size) {
   return (void)device, snprintf(room, size, "Stub Device"), 0;
 }
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *later) { return (void)device, *now = *later = 0, 3; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *processes) {
+  return (void)device, (void)processes, *count = 0, 0; /* it says of none what it uses */
+}
 int nvmlSystemGetDriverVersion(char *room, unsigned size) { return snprintf(room, size, "999.0"), 0; }
 int nvmlSystemGetCudaDriverVersion(int *version) { return *version = 13000, 0; }

@@ -26,6 +26,9 @@ NO_CONTEXT = {
 #: Errors that mean a lost device, except when memory is registered: then they concern the memory. If the context is
 #: lost, the next call reports it.
 NOT_BY_REGISTERING = {"CUDA_ERROR_UNKNOWN", *NO_CONTEXT}
+#: Functions that open what another process exported. UNKNOWN from them is about the handle; if the context is lost, the
+#: next call reports it.
+_OPENING = {"cuMemImportFromShareableHandle", "cuIpcOpenMemHandle"}
 UNSUPPORTED = {
     "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
@@ -61,6 +64,8 @@ def _special(function: str, name: str, text: str) -> TrimsError | None:
         return CapacityError(f"the device gives no context just now; {NO_CONTEXT[name]} ({text})")
     if function == "cuCtxPushCurrent" and name == "CUDA_ERROR_INVALID_CONTEXT":
         return DeviceLostError(f"this process has reset the device since its context was taken ({text})")
+    if function in _OPENING and name == "CUDA_ERROR_UNKNOWN":
+        return CudaError(f"the handle stands for no memory that can be opened here ({text})")
     if function == "cuMemHostRegister" and name not in LOST - NOT_BY_REGISTERING:
         return NotSupportedError(f"this memory cannot be registered with the device ({text})")
     return None

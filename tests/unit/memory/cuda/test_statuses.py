@@ -77,3 +77,12 @@ def test_a_driver_that_does_not_start_is_not_supported_and_names_the_remedy(stat
     found = error_of("cuInit", f"CUDA_ERROR_{status}")
     assert type(found) is NotSupportedError
     assert "trims doctor" in str(found)
+
+
+@pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuIpcOpenMemHandle"])
+def test_a_handle_that_the_driver_does_not_know_is_no_lost_device(function: str) -> None:
+    """A descriptor of another file gives UNKNOWN there, which elsewhere means that the context is lost."""
+    found = error_of(function, "CUDA_ERROR_UNKNOWN")
+    assert type(found) is CudaError
+    assert "stands for no memory" in str(found)
+    assert type(error_of(function, "CUDA_ERROR_ECC_UNCORRECTABLE")) is DeviceLostError
