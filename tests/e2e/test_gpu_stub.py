@@ -150,7 +150,6 @@ def test_what_the_driver_refuses_for_now_ends_no_keeper_and_loses_nothing(
 
 BORROWED = """
 import ctypes, os, sys
-from dataclasses import replace
 from pathlib import Path
 
 from trims.core.errors import TrimsError
@@ -183,7 +182,7 @@ def read(connected, owner, made):
                 room = cuda.memory()
             finally:
                 ways.close(opened)
-        return bytes(found), cuda.dlpack_device(), replace(device, peers=()), cuda.kind, room
+        return bytes(found), cuda.dlpack_device(), device._replace(peers=()), cuda.kind, room
     finally:
         export.close()
         cuda.leave()

@@ -14,7 +14,8 @@ _SUFFIX_BYTES = {
     "g": 1000**3, "gb": 1000**3, "gib": 1 << 30,
     "t": 1000**4, "tb": 1000**4, "tib": 1 << 40,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*\Z")
+#: Compiled when it is first used: clients import this module, and none reads a size.
+_SIZE = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*\Z"
 
 
 def parse_bytes(text: str | int) -> int:
@@ -23,7 +24,7 @@ def parse_bytes(text: str | int) -> int:
         if text < 0:
             raise ConfigError(f"{text} is not a size: it is negative")
         return text
-    match = _SIZE.match(str(text))
+    match = re.match(_SIZE, str(text))
     if match is None or match.group(2).lower() not in _SUFFIX_BYTES:
         raise ConfigError(f"{text!r} is not a size; write a number of bytes, or one with KiB, MiB, GiB, KB, MB or GB")
     return int(float(match.group(1)) * _SUFFIX_BYTES[match.group(2).lower()])

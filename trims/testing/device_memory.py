@@ -9,7 +9,6 @@ import ctypes
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -261,8 +260,8 @@ class DeviceMemoryContract:
 def _says_nothing(exported: Export) -> Export:
     """Return an export as the one given, with a handle that stands for no memory."""
     if exported.fd >= 0:
-        return replace(exported, fd=os.open("/dev/null", os.O_RDWR))
-    return replace(exported, handle=b"\0" * len(exported.handle))
+        return exported._replace(fd=os.open("/dev/null", os.O_RDWR))
+    return exported._replace(handle=b"\0" * len(exported.handle))
 
 
 class KeptMemoryContract(DeviceMemoryContract):

@@ -22,7 +22,6 @@ import struct
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def current() -> str | None:
 
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
     """Set a machine up in an empty folder. Return its name, for `trims.memory.cuda.connect.connect`."""
-    (folder / _DEVICES).write_text(json.dumps([asdict(device) for device in devices]))
+    (folder / _DEVICES).write_text(json.dumps([device._asdict() for device in devices]))
     return f"fake:{folder}"
 
 
@@ -176,6 +175,7 @@ class FakeCuda:
 
     def wait(self) -> None:
         """Wait for all copies of all streams."""
+        self._ready()
         for stream in list(self._queues):
             self.synchronize(stream)
 

@@ -21,8 +21,8 @@ import blake3
 from trims.core.units import align_up
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
-from trims.memory.cuda.connect import connect
-from trims.memory.cuda.drivers import device_memory
+from trims.memory.cuda.connect import connect, connect_borrower
+from trims.memory.cuda.drivers import borrowed_memory, device_memory
 from trims.memory.shm import SHM_FOLDER
 from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
@@ -136,8 +136,8 @@ def _opens(rig: Rig, daemon: DaemonProcess, driver: str) -> list[Line]:
     by_size = Bar("<=", 1.5) if driver == "vmm" else None  # legacy handles open the slower the larger, by design
     return [
         _milliseconds(f"{driver}: first open in a process that has a context, p50", Samples("first", first), 1.5),
-        _milliseconds(f"{driver}: again, after it was closed, p50", few, 0.2),
-        _milliseconds(f"{driver}: again, while it is open, p50", Samples("beside", again["beside"]), 0.2),
+        _milliseconds(f"{driver}: again, after it was closed, p50", few, 0.3),
+        _milliseconds(f"{driver}: again, while it is open, p50", Samples("beside", again["beside"]), 0.3),
         taken(share(f"{driver}: {_MANY} layers / {_FEW} layers", many, few, Bar("<=", 1.2))),
         taken(share(f"{driver}: large / small ({rig.sizes.large_bytes} / {rig.sizes.small_bytes} bytes)", large, few,
                     by_size)),
@@ -161,7 +161,7 @@ def measure_first_open(runtime_dir: str, kind: str, uuid: str, name: str) -> int
     """Return nanoseconds to open a model in a fresh process that has a context and a session."""
     import trims
 
-    connect(kind).use(uuid)
+    connect_borrower(kind).retain(uuid)
     with trims.connect(runtime_dir) as session:
         began = time.perf_counter_ns()
         weights = session.open(name, place=_PLACE)
@@ -174,7 +174,7 @@ def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[st
     """Return nanoseconds to open each model after it was closed, and one that is open already, in one process."""
     import trims
 
-    connect(kind).use(uuid)
+    connect_borrower(kind).retain(uuid)
     with trims.connect(runtime_dir) as session:
         ways: dict[str, Callable[[], Any]] = {
             name: partial(session.open, name, place=_PLACE) for name in ("few", "many", "large")
@@ -189,8 +189,8 @@ def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: in
     """Return nanoseconds of opens, of each driver call in them, and of these calls without a session; one process."""
     import trims
 
-    cuda = connect(kind)
-    memory = device_memory(driver, cuda, cuda.use(uuid))
+    cuda = connect_borrower(kind)
+    memory = borrowed_memory(driver, cuda, cuda.retain(uuid))
     found: dict[str, list[int]] = {"open": [], "bare": []}
     with trims.connect(runtime_dir) as session:
         for _ in range(count):
@@ -204,11 +204,12 @@ def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: in
         for _ in range(count):
             exported, head_fd = keeper.export(number)
             os.close(head_fd)
-            began = time.perf_counter_ns()
-            opened = memory.open(exported)
-            found["bare"].append(time.perf_counter_ns() - began)
-            exported.close()
-            memory.close(opened)
+            with cuda.bound():
+                began = time.perf_counter_ns()
+                opened = memory.open(exported)
+                found["bare"].append(time.perf_counter_ns() - began)
+                exported.close()
+                memory.close(opened)
         keeper.free(number)
     cuda.leave()
     return found
@@ -218,7 +219,7 @@ def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: in
 def _driver_calls(cuda: Any, found: dict[str, list[int]]) -> Iterator[None]:
     """Within the block, time the calls that open memory: import, reserve, map and access apart on a real driver."""
     real = cuda.kind == "driver"
-    owner: Any = sys.modules[type(cuda).__module__] if real else type(cuda)
+    owner: Any = type(cuda)
     names = ("_call",) if real else ("vmm_import", "vmm_map", "ipc_open")
     before = {name: getattr(owner, name) for name in names}
 
@@ -228,7 +229,7 @@ def _driver_calls(cuda: Any, found: dict[str, list[int]]) -> Iterator[None]:
             try:
                 return before[name](*given, **named)
             finally:
-                which = str(given[0]) if real else name
+                which = str(given[1]) if real else name
                 found.setdefault(which, []).append(time.perf_counter_ns() - began)
 
         return ask

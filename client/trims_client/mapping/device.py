@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DeviceLostError, NotSupportedError
@@ -70,7 +69,7 @@ class DeviceRegion:
         self.device = export.device
         self.read_only = memory.read_only
         self._cuda = cuda
-        left = _Open(export.device, cuda, memory, opened, head, os.getpid())
+        left = _Open(export.device, cuda, memory, opened, head)
         weakref.finalize(self, left.close).atexit = False
 
     def read(self, address: int, nbytes: int) -> bytearray:
@@ -192,6 +191,13 @@ def leave_devices() -> None:
         _connected.clear()
 
 
+def check_devices() -> None:
+    """Wait for each device that this process uses. Raises DeviceLostError if one, or the context of it, is lost."""
+    for cuda, _ in list(_connected.values()):
+        with cuda.bound():
+            cuda.wait()
+
+
 def collect() -> int:
     """Close memory that other libraries have given back, or that could not be closed earlier. Never raises.
 
@@ -202,7 +208,6 @@ def collect() -> int:
     return loans
 
 
-@dataclass(slots=True, eq=False)
 class _Open:
     """The memory that a region has open, for its finaliser. It must not refer to the region, which would never end.
 
@@ -215,15 +220,17 @@ class _Open:
         pause_s: Seconds between the last two tries.
     """
 
-    device: str
-    cuda: Borrowing
-    memory: BorrowedMemory
-    opened: Opened
-    head: memoryview
-    process: int
-    told: bool = False
-    again_at_s: float = 0.0
-    pause_s: float = 0.0
+    __slots__ = ("again_at_s", "cuda", "device", "head", "memory", "opened", "pause_s", "process", "told")
+
+    def __init__(self, device: str, cuda: Borrowing, memory: BorrowedMemory, opened: Opened, head: memoryview) -> None:
+        self.device = device
+        self.cuda = cuda
+        self.memory = memory
+        self.opened = opened
+        self.head = head
+        self.process = os.getpid()
+        self.told = False
+        self.again_at_s = self.pause_s = 0.0
 
     def close(self) -> None:
         """Close. Called from a finaliser, in any thread; memory that cannot be closed now is kept for a later try."""

@@ -18,7 +18,6 @@ import ctypes
 import os
 import sys
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from trims_client import background
@@ -89,7 +88,6 @@ _is_capsule = ctypes.pythonapi.PyCapsule_IsValid
 _is_capsule.restype, _is_capsule.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_void_p]
 
 
-@dataclass(slots=True, eq=False)
 class _Loan:
     """A loan that was not collected yet.
 
@@ -101,11 +99,14 @@ class _Loan:
         before: The value of `first` before that.
     """
 
-    owner: object
-    capsule: Any
-    name: int
-    first: ctypes.c_uint64
-    before: int
+    __slots__ = ("before", "capsule", "first", "name", "owner")
+
+    def __init__(self, owner: object, capsule: Any, name: int, first: ctypes.c_uint64, before: int) -> None:
+        self.owner = owner
+        self.capsule = capsule
+        self.name = name
+        self.first = first
+        self.before = before
 
     def given_back(self) -> bool:
         """Return whether the borrower is done, or no borrower took the capsule and no reference to it is left."""

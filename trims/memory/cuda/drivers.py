@@ -12,8 +12,7 @@ process that attaches. Not covered: which process that is, and when freeing is a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from trims.core.errors import BadMessageError, CallerError, NotSupportedError
 from trims.core.units import align_up
@@ -29,7 +28,6 @@ _T = TypeVar("_T")
 _OWN_BLOCK_BYTES = 2 << 20
 
 
-@dataclass(slots=True, eq=False)
 class Allocation:
     """Memory of one image at its owner.
 
@@ -40,14 +38,16 @@ class Allocation:
         handle: The driver's own name for it.
     """
 
-    nbytes: int
-    size_bytes: int
-    address: int
-    handle: int = 0
+    __slots__ = ("address", "handle", "nbytes", "size_bytes")
+
+    def __init__(self, nbytes: int, size_bytes: int, address: int, handle: int = 0) -> None:
+        self.nbytes = nbytes
+        self.size_bytes = size_bytes
+        self.address = address
+        self.handle = handle
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(NamedTuple):
     """Handle that lets another process open an allocation.
 
     Attributes:
@@ -72,8 +72,7 @@ class Export:
             os.close(self.fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """An allocation of another process, open here: `address` is its first byte."""
 
     address: int
