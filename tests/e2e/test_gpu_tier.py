@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +54,32 @@ def test_a_model_opened_on_a_device_has_the_bytes_of_its_file(
             assert again.on_device("a").address == weights.on_device("a").address, "one mapping in a process"
         del tensor
     assert states(gpu_daemon) == {"cpu": "sealed", "gpu:0": "sealed"}
+
+
+_IMPORTS = """
+import sys, trims
+with trims.connect(sys.argv[1]) as session:
+    session.open_file(sys.argv[2]).close()
+    before = set(sys.modules)
+    with session.open_file(sys.argv[2], place="gpu"):
+        print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_an_open_on_a_device_imports_a_handful_of_modules_and_no_package(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    command = [sys.executable, "-c", _IMPORTS, str(daemon.config.runtime_dir), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    imported = set(done.stdout.split())
+    assert {name for name in imported if name.startswith("trims")} == {
+        "trims.core.units", "trims.memory.cuda", "trims.memory.cuda.api", "trims.memory.cuda.connect",
+        "trims.memory.cuda.drivers", "trims_client.mapping.device", "trims_client.mapping.dlpack",
+        "trims.testing", "trims.testing.fake_cuda",  # instead of trims.memory.cuda.borrower
+    }  # fmt: skip
+    heavy = {"cuda", "numpy", "dataclasses", "inspect", "asyncio", "grpc", "msgspec", "pynvml", "torch"}
+    assert not heavy & {name.partition(".")[0] for name in imported}
 
 
 def test_what_lies_on_a_device_is_not_read_as_if_it_lay_on_the_host(

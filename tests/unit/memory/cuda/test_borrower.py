@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,17 @@ def test_a_status_that_the_driver_has_no_name_for_is_shown_by_its_number(monkeyp
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(cuInit=Function(4321), cuGetErrorName=Function(1)))
     with pytest.raises(NotSupportedError, match=r"does not start; .*\(cuInit: 4321\)"):
         BorrowerDriver()
+
+
+def test_the_way_to_the_driver_imports_what_it_needs_and_no_package() -> None:
+    program = (
+        "import sys, ctypes, contextlib, typing, trims.core.errors\n"
+        "before = set(sys.modules)\n"
+        "from trims.memory.cuda import borrower\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) - {"__future__"} == {
+        "trims.memory", "trims.memory.cuda", "trims.memory.cuda.api", "trims.memory.cuda.borrower",
+        "trims.memory.cuda.statuses",
+    }  # fmt: skip
