@@ -37,7 +37,7 @@ class Place:
 
     Attributes:
         tier: The kind of memory.
-        device: Number of the device; always 0 for tiers that have only one.
+        device: Number of the device; always 0 for tiers that have only one. -1 in `ANY_GPU` alone.
     """
 
     tier: TierKind
@@ -53,8 +53,13 @@ class Place:
         return Place, (self.tier, self.device)
 
     @classmethod
+    def wanted(cls, text: str) -> Place:
+        """Read the place of a request or a manifest, where `gpu` is the device that suits it. See `parse`."""
+        return ANY_GPU if text == TierKind.GPU.value else cls.parse(text)
+
+    @classmethod
     def parse(cls, text: str) -> Place:
-        """Read `cpu`, `disk` or `gpu:1`. Raises CallerError on anything else."""
+        """Read `cpu`, `disk` or `gpu:1`; `gpu` is `gpu:0`. Raises CallerError on anything else."""
         match = _TEXT.match(text)
         if match is None:
             raise CallerError(f"{text!r} is not a place; write cpu, disk, file, gpu, gpu:N, or auto for what suits it")
@@ -63,14 +68,20 @@ class Place:
             raise CallerError(f"{text!r} is not a place: only gpu has devices")
         return cls(TierKind(match.group(1)), device)
 
+    def is_in(self, wanted: Place) -> bool:
+        """Return whether a replica here is at the place that was wanted: any device is in `ANY_GPU`."""
+        return self is wanted or (wanted is ANY_GPU and self.tier is TierKind.GPU)
+
     def __str__(self) -> str:
-        return f"gpu:{self.device}" if self.tier is TierKind.GPU else self.tier.value
+        return f"gpu:{self.device}" if self.tier is TierKind.GPU and self.device >= 0 else self.tier.value
 
 
 #: Name that a user writes for no place in particular: wherever on the host the image lies.
 ANYWHERE = "auto"
 CPU = Place(TierKind.CPU)
 GPU = Place(TierKind.GPU)
+#: The device that suits a request: where the image lies, else where there is room. No replica lies here.
+ANY_GPU = Place(TierKind.GPU, -1)
 DISK = Place(TierKind.DISK)
 #: The artifact's own files.
 FILE = Place(TierKind.FILE)

@@ -281,7 +281,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         """Have a model at a place; the work is started before the first message is asked for."""
         self._begin_stream(context)
-        place = _place(request.place)
+        place = Place.wanted(request.place) if request.place else None
         deadline_s = request.deadline_s if request.HasField("deadline_s") else None
         if deadline_s is not None and not 0 <= deadline_s <= MAX_DEADLINE_S:
             raise CallerError(f"deadline_s is {deadline_s}; it must be seconds from 0 to {MAX_DEADLINE_S:,.0f}")
@@ -364,7 +364,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         """Free replicas."""
         key = self._store.key_of(request.name)
-        places = self._store.evict_image(key, _place(request.place), drain=request.drain, name=request.name)
+        places = self._store.evict_image(
+            key, Place.wanted(request.place) if request.place else None, drain=request.drain, name=request.name
+        )
         draining = [str(place) for place in places if self._is_draining(key, place)]
         return pb.EvictReply(freed=[str(place) for place in places if str(place) not in draining], draining=draining)
 

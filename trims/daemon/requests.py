@@ -194,7 +194,7 @@ class Requests:
             return
         name = name_of(connection, request)
         verified = tenant is not None and tenant.verified
-        place = Place.parse(request.place) if request.place not in (None, ANYWHERE) else None
+        place = Place.wanted(request.place) if request.place not in (None, ANYWHERE) else None
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:

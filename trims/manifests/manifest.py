@@ -91,7 +91,7 @@ def _place(raw: object, where: str) -> object:
     del where
     if not isinstance(raw, str):
         return raw
-    return None if raw == ANYWHERE else Place.parse(raw)
+    return None if raw == ANYWHERE else Place.wanted(raw)
 
 
 def _size(raw: Any, where: str) -> int:
@@ -177,7 +177,8 @@ class ResidencySettings(Struct, frozen=True, forbid_unknown_fields=True):
         written(
             _place,
             {"type": "string", "pattern": "^(auto|cpu|disk|file|cloud|gpu(:[0-9]{1,3})?)$"},
-            "Where an open without a place leads; absent or auto: wherever on the host the image lies.",
+            "Where an open without a place leads; absent or auto: wherever on the host the image lies; gpu: the device "
+            "where it lies, or that has room.",
         ),
     ] = None
     pin: Annotated[bool, about("Never evict it from there; without a place, from shared memory.")] = False

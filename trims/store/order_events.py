@@ -93,7 +93,7 @@ class OrderEvents:
         if place is CLOUD:
             raise NotSupportedError("what lies in the cloud is not this daemon's to free; `trims rm` forgets the model")
         mine = [replica.id for replica in self._shell.places_of(key) if replica.place is not CLOUD]
-        there = [replica for replica in mine if place in (None, replica.place)]
+        there = [replica for replica in mine if place is None or replica.place.is_in(place)]
         for replica in there:
             try:
                 self._evict(key, replica.place, drain=drain)

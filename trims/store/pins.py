@@ -105,16 +105,17 @@ class Pins:
         If its new files were not read yet, the old image is pinned no longer, and no other is until they were.
         """
         keep, name = resolved.manifest.residency, resolved.name
-        place = keep.place or CPU
+        wanted = keep.place or CPU
         with self._lock:
             if self._resolver.epoch(name) != epoch:
                 return  # the manifest went or changed meanwhile
             before = self._keys.get(name)
-            fresh = keep.pin and place in self._places and self._catalog.pinned(name, str(place)) is None
+            stated = [place for place in self._places if keep.pin and place.is_in(wanted)]
+            fresh = [place for place in stated if self._catalog.pinned(name, str(place)) is None]
             if before == resolved.key and not fresh:
                 return
             self._keys[name] = resolved.key
-            if fresh:
+            for place in fresh:
                 self._catalog.remember_pin(name, str(place))
         self._moved(name, before, resolved.key)
 

@@ -355,10 +355,11 @@ class ReadModel:
         if known is None:
             return LoadView("resolving")
         where = place or known.manifest.residency.place or CPU
-        found = self._residency.find(known.key, where)
+        there = [each for each in self._residency.places_of(known.key) if each.place.is_in(where)]
+        found = next((each for each in there if each.state is State.FILLING), there[0] if there else None)
         if found is None or found.state is not State.FILLING:
             return LoadView(found.state.value if found else "queued")
-        progress = self._runner.progress(known.key, where)
+        progress = self._runner.progress(known.key, found.place)
         return LoadView("filling", progress.done_bytes if progress else 0, found.nbytes)
 
     def _fetching(self, name: str) -> Running | None:

@@ -12,13 +12,15 @@ from trims.core.errors import (
     NotSupportedError,
     QuotaError,
     TooLargeError,
+    TrimsError,
+    from_code,
 )
 from trims.core.place import TierKind
 from trims.core.replica import Replica, Share, State
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from trims.core.place import Place
     from trims.core.policy.capacity import PlaceBooks
@@ -78,6 +80,22 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
         f"Nothing was evicted. Close readers, unpin, raise {_setting(replica.place)}, or set a deadline to wait for "
         f"room"
     )
+
+
+def on_no_device(error: TrimsError, replica: Replica, devices: Mapping[Place, PlaceBooks]) -> TrimsError:
+    """Return the error for an image that no device could take: that of the last one tried, and the room of the others.
+
+    Args:
+        error: From the last device.
+        replica: The image there.
+        devices: Books of all devices.
+    """
+    others = ", ".join(
+        f"{place} has {format_bytes(max(0, books.coming_bytes))} free of {format_bytes(books.capacity_bytes)}"
+        for place, books in devices.items()
+        if place is not replica.place
+    )
+    return from_code(error.code, f"{error}. No other device can serve it: {others}") if others else error
 
 
 def without_room(books: PlaceBooks, replica: Replica, error: NoSpaceError) -> NoSpaceError:

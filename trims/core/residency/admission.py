@@ -24,8 +24,16 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, DeadlineError, InUseError, QuotaError, TooLargeError, TrimsError
-from trims.core.place import CPU, DISK, FILE, TierKind
+from trims.core.errors import (
+    CapacityError,
+    DeadlineError,
+    InUseError,
+    LostPeerError,
+    QuotaError,
+    TooLargeError,
+    TrimsError,
+)
+from trims.core.place import ANY_GPU, CPU, DISK, FILE, TierKind
 from trims.core.policy import capacity_errors
 from trims.core.policy.demand import COUNTED_AT_ONCE
 from trims.core.replica import Share, State
@@ -88,11 +96,12 @@ class Admission:
             event: What is wanted, where.
             again: The same waiter was here before, for another place.
         """
+        if event.waiter.wants_lease and not again:
+            self._count_demand(event.key)
+        if event.place is ANY_GPU:
+            first, *others = placement.devices(self._ledger, event.key, event.workspace_bytes or 0)
+            event = replace(event, place=first, waiter=replace(event.waiter, others=tuple(others)))
         ledger, waiter, place = self._ledger, event.waiter, event.place
-        if waiter.wants_lease and not again:
-            ledger.demand.uncounted.append(event.key)
-            if len(ledger.demand.uncounted) >= COUNTED_AT_ONCE:
-                ledger.demand.count()
         replica = ledger.table.replicas.get((event.key, place))
         sealed = replica is not None and replica.state is State.SEALED
         if event.anywhere and not sealed:
@@ -116,6 +125,12 @@ class Admission:
         else:
             ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
             self._waiter_joined(replica, event.at_s)
+
+    def _count_demand(self, key: str) -> None:
+        demand = self._ledger.demand
+        demand.uncounted.append(key)
+        if len(demand.uncounted) >= COUNTED_AT_ONCE:
+            demand.count()
 
     def _is_over_quota(self, event: Requested, replica: Replica | None) -> bool:
         """Return whether a tenant may not have this lease. Then serve it from files if possible, else refuse it."""
@@ -237,11 +252,16 @@ class Admission:
             ledger.instructions.ready(waiter, replica)
 
     def turn_away(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """Serve a modest waiter elsewhere, or answer any other with the error: this replica cannot serve it.
+        """Serve a waiter elsewhere if it may be, or answer it with the error: this replica cannot serve it.
+
+        A waiter for any device goes to the next one. A modest waiter:
 
         1. A modest waiter finds no room in shared memory: it is served on disk.
         2. There is no room on disk either: it insists on memory, and waits as any other.
         """
+        if waiter.others is not None and _is_of_a_device(error):
+            self._try_next_device(replica, waiter, waiter.others, error, at_s)
+            return
         if not waiter.modest or waiter.is_promotion or not isinstance(error, (CapacityError, InUseError)):
             self._note_failure(replica, waiter, error, at_s)
             self.refuse(waiter, error, at_s)
@@ -250,6 +270,20 @@ class Admission:
         modest = to_disk and not isinstance(error, TooLargeError)
         place, waiter = DISK if to_disk else CPU, replace(waiter, modest=False)
         event = Requested(at_s=at_s, key=replica.key, place=place, waiter=waiter, modest=modest)
+        self.request(event, again=True)
+
+    def _try_next_device(
+        self, replica: Replica, waiter: Waiter, others: tuple[Place, ...], error: TrimsError, at_s: float
+    ) -> None:
+        """Have the next device serve a waiter. After the last one, its answer has the numbers of all."""
+        if not others:
+            known = self._ledger.capacity.at.items()
+            devices = {place: books for place, books in known if place.tier is TierKind.GPU}
+            self.refuse(waiter, capacity_errors.on_no_device(error, replica, devices), at_s)
+            return
+        waiter = replace(waiter, others=others[1:])
+        keep, needed = KeepAlive(replica.keep_alive_s), replica.workspace_bytes
+        event = Requested(at_s=at_s, key=replica.key, place=others[0], waiter=waiter, keep=keep, workspace_bytes=needed)
         self.request(event, again=True)
 
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
@@ -690,3 +724,8 @@ class Admission:
         self._start_fill(host, at_s)
         ledger.retire(victim, at_s, "evicted for room, demoted to cpu")
         return True
+
+
+def _is_of_a_device(error: TrimsError) -> bool:
+    """Return whether another device may do what this error says that one cannot: a tenant's quota counts for all."""
+    return isinstance(error, (CapacityError, InUseError, LostPeerError)) and not isinstance(error, QuotaError)

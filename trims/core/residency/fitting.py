@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.place import FILE, TierKind
+from trims.core.place import ANY_GPU, FILE, GPU, TierKind
 from trims.core.policy import capacity_errors
 from trims.core.policy.quotas import MEMORY
 from trims.core.replica import Replica
@@ -29,6 +29,9 @@ def never_fits(ledger: Ledger, nbytes: int, place: Place | None, waiter: Waiter)
     known = ledger.capacity.at
     if place is FILE:
         return None
+    if place is ANY_GPU:
+        devices = [each for each in known if each.tier is TierKind.GPU]
+        place = max(devices, key=lambda each: known[each].stated_bytes, default=GPU)
     if place is not None and place not in known:
         return capacity_errors.no_such_place(place, known)
     hosts = [each for each in HOSTS if each in known]

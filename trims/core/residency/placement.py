@@ -1,4 +1,4 @@
-"""Choices for requests that name no place: where on the host they are served, and what is worth room in memory.
+"""Choices for requests that name no place, or no device: where they are served, and what is worth room in memory.
 
 An open that names no place is served from where the image lies: shared memory first, else its file on disk, else the
 artifact's own files if their bytes are as an image has them; the session maps either. A copy into shared memory is
@@ -13,16 +13,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from trims.core.place import CPU, DISK, FILE
+from trims.core.place import CPU, DISK, FILE, GPU, TierKind
 from trims.core.policy.capacity import usage_of
-from trims.core.replica import State
+from trims.core.replica import Replica, State
 from trims.core.residency.promotion import HOSTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from trims.core.place import Place
-    from trims.core.replica import Replica
     from trims.core.residency.ledger import Ledger
 
 #: Seconds that an open of a file on disk costs more than one of shared memory: its pages have to be faulted in.
@@ -52,6 +51,33 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
     places = [place for place in HOSTS if place in ledger.capacity.at and (kept or place is CPU)]
     absent = [place for place in places if place not in there]  # a replica that leaves must be gone first
     return (absent or places or [CPU])[0]
+
+
+def devices(ledger: Ledger, key: str, workspace_bytes: int) -> list[Place]:
+    """Return the devices where an image can be served, best first; the first device, which is not there, if none is.
+
+    1. One where the image lies is best, of several the one with the fewest readers; then one where it comes.
+    2. Then those with room for it, most room first, and those where least would have to be evicted. While its size is
+       unknown, it takes none.
+    3. One that it leaves just now, or that is too small, comes last.
+    """
+    found = [place for place in ledger.capacity.at if place.tier is TierKind.GPU]
+    there = ledger.table.by_key.get(key, {})
+    nbytes = max((replica.nbytes for replica in there.values()), default=0)
+
+    def rank(place: Place) -> tuple[int, int, int]:
+        replica, books = there.get(place), ledger.capacity.at[place]
+        wanted = Replica(key, place, 0, nbytes=nbytes, workspace_bytes=workspace_bytes)
+        missing = books.need_of(wanted) - books.coming_bytes
+        if replica is not None and replica.state is State.SEALED:
+            return 0, len(replica.leases), place.device
+        if replica is not None and replica.state in _COMING:
+            return 1, 0, place.device
+        if replica is not None or books.least_need_of(wanted) > books.stated_bytes:
+            return 4, 0, place.device
+        return (2, missing, place.device) if missing <= 0 else (3, missing, place.device)
+
+    return sorted(found, key=rank) if len(found) > 1 else found or [GPU]
 
 
 def is_sealed(ledger: Ledger, key: str, place: Place) -> bool:
