@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trims.cli.output import note, notes, say, table
+from trims.core.units import format_bytes
 from trims.wire.endpoint_file import read_address
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ def say_predictors(address: EndpointAddress, token_file: Path | None) -> None:
     if rows:
         say("\npredictors:")
         table(_COLUMNS, rows)
+    for spare in state.get("device_spares", ()):
+        say(
+            f"process {spare['pid']} waits on {spare['place']} for models of {spare['framework']}: "
+            f"{format_bytes(spare['bytes'])} of the device, no weights"
+        )
     for model in state.get("preparing", ()):
         say(f"the endpoint prepares for the first request of {model}")
 

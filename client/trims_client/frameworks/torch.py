@@ -237,6 +237,15 @@ def _map_ahead(module: torch.nn.Module, weights: Weights) -> None:
             map_ahead([(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu"], module)
 
 
+def device_of(weights: Weights) -> torch.device:
+    """Return the device on which weights lie. Raises NotSupportedError if this torch cannot compute there."""
+    if weights.device is None:
+        return torch.device("cpu")
+    from trims_client.frameworks import _torch_device
+
+    return _torch_device.Block(weights).device
+
+
 @contextlib.contextmanager
 def measured_workspace(weights: Weights) -> Iterator[None]:
     """Measure the device memory that torch needs in the `with` block, and have the daemon keep that much free.

@@ -11,11 +11,13 @@ Imported only by a process that parks. Not covered: the mappings themselves (`tr
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, NotSupportedError
 from trims_client.connection.connection import Deadline
+from trims_client.mapping.device import collect as collect_loans
 from trims_client.mapping.mapped_image import Lease, MappedImage
 from trims_client.mapping.mappings import Borrow
 
@@ -108,6 +110,16 @@ def still_current(session: Session, weights: Weights, place: str | None = None) 
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def let_go(session: Session, weights: Weights) -> bool:
+    """Close weights and give their lease back at once. Return False if something in this process still reads them."""
+    mapping = _mapping(weights)
+    weights.close()
+    gc.collect()  # modules hold their tensors in circles
+    collect_loans()
+    session._settle()
+    return mapping.unmapped
 
 
 def open_resident(session: Session, name: str, key: str, place: str) -> Weights:

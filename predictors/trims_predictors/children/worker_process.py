@@ -63,7 +63,7 @@ class PredictorProcess:
         sock: Its socket.
         pid: Of the process, which leads a group of its own.
         pidfd: To that process; closed at its end.
-        how: `hot`, `spare`, `forked` or `spawned`.
+        how: `hot`, `device_spare`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
         lifeline: Of its group; closed at its end. None if nothing ties it to this process.
         pages: What forks of its template write; None if it is no fork.
@@ -187,7 +187,7 @@ class PredictorProcess:
         """Remember what the process works on, for what it prints and for how it ends."""
         if self._output is not None:
             self._output.forget_last()
-        if message["op"] == "load":
+        if message["op"] in ("load", "warm"):
             self._memory_bytes = message.get("memory_bytes")
             if self._output is not None:
                 self._output.facts["model"] = str(message["model"])
@@ -380,6 +380,8 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "prepared": {},
     "loaded": {"inputs": list, "outputs": list, "place": str, "warm": bool, "stages": dict, "imported": list},
     "rehearsed": {},
+    "warmed": {"free": bool, "imported": list},
+    "checked": {},
     "parked": {},
     "woken": {"same": bool, "place": str, "warm": bool, "stages": dict},
     "answer": {"outputs": list, "stages": dict},

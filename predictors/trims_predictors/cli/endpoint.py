@@ -37,12 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--queue-deadline-s", default="600", help=f"{text} (default: 600)")
     text = "seconds one run may take, for models whose manifest does not state it"
     endpoint.add_argument("--run-deadline-s", default="60", help=f"{text} (default: 60)")
-    text = "seconds a template stays without use, or lazy for until its memory is needed (default: 600)"
-    endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
-    text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
-    endpoint.add_argument("--template-memory", default="none", help=text)
-    text = "predictors that have loaded a model in steady demand ahead of need, of all models together, or 0"
-    endpoint.add_argument("--hot-spares", type=int, default=2, help=f"{text} (default: 2)")
+    _add_waiting(endpoint)
     text = "how far predictors are kept apart: process, user:NAME, namespaces, or auto for the best without privileges"
     endpoint.add_argument("--isolation", default="auto", help=f"{text} (default: auto)")
     text = "folder or file of the daemon that predictors must not see (with namespaces); may be repeated"
@@ -82,6 +77,18 @@ def _add_doors(endpoint: argparse.ArgumentParser) -> None:
     endpoint.add_argument("--tenants", type=Path, help=text)
     endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
     endpoint.add_argument("--private-key", type=Path, help="its private key")
+
+
+def _add_waiting(endpoint: argparse.ArgumentParser) -> None:
+    """Add the options of processes that wait for requests: templates and spares."""
+    text = "seconds a template stays without use, or lazy for until its memory is needed (default: 600)"
+    endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
+    text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
+    endpoint.add_argument("--template-memory", default="none", help=text)
+    text = "predictors that have loaded a model in steady demand ahead of need, of all models together, or 0"
+    endpoint.add_argument("--hot-spares", type=int, default=2, help=f"{text} (default: 2)")
+    text = "processes that wait on each GPU with a context and without weights, where its memory has room for them"
+    endpoint.add_argument("--device-spares", type=int, default=1, help=f"{text} (default: 1)")
 
 
 def _add_hidden(endpoint: argparse.ArgumentParser) -> None:
@@ -153,6 +160,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         most_template_bytes=_bound(options.template_memory),
         isolation=isolation,
         hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
+        device_spares=_at_least(options.device_spares, "--device-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=predictor_bytes,
         learned=options.learned,

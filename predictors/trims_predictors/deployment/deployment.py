@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims.core.place import TierKind
 from trims.manifests.serving import NO_SIGNATURE
 from trims_predictors.deployment.cpu_shares import share
 from trims_predictors.sandbox.sandbox import OWN_PROCESS, Isolation
@@ -42,6 +43,7 @@ class Settings:
         plain_output: What predictors print is passed on as it is, without their names and a bound.
         of_tenants: Predictors at once of a tenant, by its name; of others as many as of the operator.
         hot_spares: Predictors, of all models together, that have loaded a model in steady demand ahead of need.
+        device_spares: Processes on each device that wait there with a context, and without weights.
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
             predictor.
         most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
@@ -67,6 +69,7 @@ class Settings:
     most_predictor_bytes: int | None = None
     end_abandoned: bool = True
     hot_spares: int = 2
+    device_spares: int = 1
     of_tenants: Mapping[str, int] = field(default_factory=dict)
     most_instances: int | None = None
     most_further_bytes: int | None = None
@@ -93,6 +96,7 @@ class Deployment:
         postprocess: Steps after it.
         preload: Modules for the template.
         place: Where to have the weights; None for what the manifest says.
+        home: The place that its manifest states; empty if it states none.
         instances: Predictors at once.
         grows: Its manifest states no `instances`: it has further ones while requests wait for long.
         threads: Of each, when it is alone.
@@ -127,6 +131,7 @@ class Deployment:
     postprocess: tuple[Step, ...] = ()
     preload: tuple[str, ...] = ()
     place: str | None = None
+    home: str = ""
     instances: int = 1
     grows: bool = False
     threads: int = 1
@@ -181,6 +186,11 @@ class Deployment:
     def subject(self) -> str:
         """Name of model and tenant, for people."""
         return self.key.subject
+
+
+def is_device(place: str) -> bool:
+    """Return whether a place is in the memory of a device; not so for an empty one, or for `auto`."""
+    return place.startswith(TierKind.GPU.value)
 
 
 def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Message:

@@ -380,6 +380,7 @@ class Deployments:
             preprocess=manifest.preprocess,
             postprocess=manifest.postprocess,
             preload=settings.preload,
+            home=str(manifest.residency.place or ""),
             instances=settings.instances or 1,
             grows=settings.instances is None,
             threads=settings.threads or self._processors,

@@ -351,7 +351,7 @@ def _connections(settings: EndpointSettings) -> tuple[int, int]:
     """Return how many connections over HTTP and over gRPC leave enough descriptors for predictors."""
     pool = settings.pool
     of_tenants = sum(pool.of_tenants.get(name, pool.predictors) for name in settings.tenants.by_name)
-    most = most_connections(pool.predictors + of_tenants + pool.hot_spares)
+    most = most_connections(pool.predictors + of_tenants + pool.hot_spares + pool.device_spares)
     return shares(most, grpc=settings.grpc_port is not None)
 
 

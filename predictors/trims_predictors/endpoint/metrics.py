@@ -19,7 +19,7 @@ from trims.core.errors import TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
@@ -197,10 +197,13 @@ def _of_pool(report: Mapping[str, Any]) -> Iterator[Metric]:
     hot = GaugeMetricFamily("trims_hot_spares", "Predictors that have loaded a model already.", labels=("model",))
     for model, count in report["hot"].items():
         hot.add_metric((model,), count)
+    yield from _on_devices(report["device_spares"])
     started = CounterMetricFamily(
-        "trims_predictors_started", "Predictors by what they were: hot, spare, forked or spawned.", labels=("how",)
+        "trims_predictors_started",
+        "Predictors by what they were: hot, device_spare, spare, forked or spawned.",
+        labels=("how",),
     )
-    for how in ("hot", "spare", "forked", "spawned"):
+    for how in ("hot", "device_spare", "spare", "forked", "spawned"):
         started.add_metric((how,), report["counters"].get(f"started_{how}", 0))
     ended = CounterMetricFamily("trims_predictors_ended", "Predictors that have ended, for whatever reason.")
     ended.add_metric((), report["counters"].get("ended", 0))
@@ -218,3 +221,19 @@ def _of_pool(report: Mapping[str, Any]) -> Iterator[Metric]:
     for framework, counted in report["templates"].items():
         nbytes.add_metric((framework,), counted["bytes"])
     yield nbytes
+
+
+def _on_devices(spares: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    number = GaugeMetricFamily(
+        "trims_device_spares", "Processes that wait on a device without weights.", labels=("place", "framework")
+    )
+    nbytes = GaugeMetricFamily(
+        "trims_device_spare_bytes", "Bytes of these processes on the device.", labels=("place", "framework")
+    )
+    found: dict[tuple[str, str], list[int]] = {}
+    for each in spares:
+        found.setdefault((each["place"], each["framework"]), []).append(each["bytes"])
+    for labels, counted in found.items():
+        number.add_metric(labels, len(counted))
+        nbytes.add_metric(labels, sum(counted))
+    yield from (number, nbytes)

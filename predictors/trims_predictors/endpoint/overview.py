@@ -158,6 +158,7 @@ def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
         "transfers": found.transfers,
         "models": [{**each, "predictors": predictors(each)} for each in found.models],
         "spares": report["spares"],
+        "device_spares": report["device_spares"],
         "templates": report["templates"],
     }
     return json.dumps(message, separators=(",", ":")).encode()

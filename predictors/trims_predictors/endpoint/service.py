@@ -10,7 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
-from trims.core.errors import BrokenWeightsError, ModelNotFoundError, PermissionDeniedError, TrimsError
+from trims.core.errors import (
+    BrokenWeightsError,
+    DaemonAwayError,
+    ModelNotFoundError,
+    PermissionDeniedError,
+    TrimsError,
+)
 from trims.manifests.references import name_of, reference_to
 from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
@@ -29,7 +35,7 @@ from trims_predictors.endpoint.statistics import ModelStatistics
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims.control import AsyncAdmin, Evicted, Model, Replica
+    from trims.control import AsyncAdmin, Device, Evicted, Model, Replica
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
     from trims.tenants import Tenant
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Seconds for the daemon to report its state, and where its files are.
 _PATIENCE_S = 2.0
+#: Seconds for the daemon to describe its devices, whose keepers it asks.
+_DEVICES_S = 10.0
 EXTENSIONS = (
     "binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "schedule_policy",
     "statistics",
@@ -89,6 +97,7 @@ class Service:
         self.pool = pool
         self._deployments = Deployments(daemon, picker, pool.retire, variables=variables)
         pool.keep = keeping(daemon)
+        pool.on_devices.devices = self._devices
         #: Statistics by tenant, model and version; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
@@ -103,6 +112,13 @@ class Service:
         self._was_ready = True
         #: Overview that the web page shows.
         self.overview = Overview(daemon, self._trouble, self._failure)
+
+    async def _devices(self) -> Sequence[Device]:
+        """Return the daemon's devices. Raises DaemonAwayError also for a daemon that hangs."""
+        try:
+            return (await asyncio.wait_for(self._daemon.residents(), _DEVICES_S)).devices
+        except asyncio.TimeoutError:
+            raise DaemonAwayError(f"the daemon did not describe its devices within {_DEVICES_S:g} s") from None
 
     def _note_load(self, deployment: Deployment, place: str, phases: Mapping[str, float]) -> None:
         self.metrics.loaded(deployment.model, place, phases)

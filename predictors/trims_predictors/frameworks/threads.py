@@ -14,6 +14,8 @@ from trims_predictors.frameworks import SHARING, WARM_UPS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from trims_client.weights import Weights
+
 
 def are_among(modules: Iterable[str]) -> bool:
     """Return whether predictors that start with these modules compute with a framework."""
@@ -37,6 +39,22 @@ def _imported(modules: Iterable[str]) -> Iterator[Any]:
     for module in modules:
         if module in WARM_UPS and module in sys.modules:
             yield importlib.import_module(WARM_UPS[module])
+
+
+def warm_up_on_device(weights: Weights) -> None:
+    """Have torch, if it is imported, run once on the device where weights lie: it loads its libraries for that.
+
+    ONNX Runtime loads them for a session, which belongs to a graph.
+    """
+    if "torch" in sys.modules:
+        importlib.import_module(WARM_UPS["torch"]).warm_up_on_device(weights)
+
+
+def release_device_memory() -> None:
+    """Have frameworks give back what they keep of a device's memory for later runs."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def sharing() -> frozenset[str]:

@@ -129,6 +129,11 @@ def warm_up_template() -> None:
     _forward()
 
 
+def warm_up_on_device(weights: Weights) -> None:
+    """Forward passes on the device of weights, which load the libraries of linear algebra and of convolutions."""
+    _forward(over_weights.device_of(weights))
+
+
 class _Threads:
     """The number of threads that PyTorch computes with in a predictor: what trims sets, unless model code chooses.
 
@@ -176,8 +181,8 @@ def share_threads(before: int, threads: int) -> None:
     _threads.watch()
 
 
-def _forward() -> None:
-    with torch.inference_mode():
+def _forward(device: torch.device | None = None) -> None:
+    with torch.inference_mode(), torch.device(device or "cpu"):
         tokens = torch.nn.Embedding(8, 64)(torch.zeros((2, 16), dtype=torch.int64))
         hidden = torch.nn.functional.gelu(torch.nn.LayerNorm(64)(torch.nn.Linear(64, 64)(tokens)))
         torch.nn.functional.scaled_dot_product_attention(hidden, hidden, hidden).softmax(-1)

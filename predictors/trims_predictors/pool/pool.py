@@ -31,6 +31,7 @@ from trims_predictors.pool.scheduler import Schedule
 from trims_predictors.tasks import Background
 from trims_predictors.tensors import check_against
 from trims_predictors.warm.ahead import Ahead
+from trims_predictors.warm.device_spares import DeviceSpares
 from trims_predictors.warm.hot_spares import HotSpares
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
 from trims_predictors.warm.warm_pool import WarmPool
@@ -77,6 +78,8 @@ class WorkerPool:
         )
         #: Predictors that have loaded a model ahead of need.
         self.hot = HotSpares(self._warm_pool, settings, self._count)
+        #: Predictors that wait on devices, with a context and without weights.
+        self.on_devices = DeviceSpares(self._warm_pool, settings, self.hot.rehearsals, self.hot.images)
         self.ahead = Ahead(self._warm_pool, settings)
         self._running: dict[int, Running] = {}
         #: Predictors whose process is just being had, and that are wanted.
@@ -265,6 +268,7 @@ class WorkerPool:
             *(deployment.key for deployment in self._deployments.values() if deployment.key.of_model() == key),
         }:
             self.hot.retire(each)
+            self.on_devices.retire(each)
             self._do(self._slots.retire(each))
 
     def state(self, key: DeploymentKey) -> dict[str, int]:
@@ -283,6 +287,7 @@ class WorkerPool:
             "versions": {version: dict(counts) for version, counts in versions.items() if any(counts.values())},
             "spares": self._warm_pool.spares(),
             "hot": self.hot.report(),
+            "device_spares": self.on_devices.report(),
             "learning": self._warm_pool.learning(),
             "preparing": self.ahead.report(),
             "templates": self._warm_pool.templates(),
@@ -352,7 +357,7 @@ class WorkerPool:
             computes = self._computing.loads(predictor, deployment.environment.framework)
             with computes, told_of(deployment, "raise --load-deadline-s"), span("load model"):
                 answer = await load(
-                    process, message, self._settings.load_deadline_s, lambda: self._make_way(deployment.key)
+                    process, message, self._settings.load_deadline_s, lambda: self._make_way(deployment)
                 )
         except TrimsError as error:
             self._refuse(predictor, deployment, error, hung=isinstance(error, DeadlineError) and process.dying)
@@ -364,22 +369,30 @@ class WorkerPool:
 
     async def _taken(self, deployment: Deployment) -> PredictorProcess:
         """A process for a model; idle predictors end for it if descriptors or processes lack."""
+        waiting = await self.on_devices.take(deployment)
+        if waiting is not None:
+            return waiting
         while True:
             try:
                 return await self._warm_pool.take(deployment.environment)
             except CapacityError:
-                if not await self._make_way(deployment.key):
+                if not await self._make_way(deployment):
                     raise
 
     async def make_way(self) -> bool:
-        """End the predictor of the operator that has been idle longest, whose lease is in the way. False if none is."""
-        return await self._make_way(DeploymentKey(""))
+        """End a spare on a device, or the operator's predictor that has been idle longest. False if there is none."""
+        return await self.on_devices.make_way() or await self._end_idle(DeploymentKey(""))
 
-    async def _make_way(self, key: DeploymentKey) -> bool:
-        """End a predictor that is idle, for one of the deployment that lacks memory, a lease or descriptors.
+    async def _make_way(self, deployment: Deployment) -> bool:
+        """End what waits, for a predictor that lacks memory, a lease or descriptors: spares on its device come first.
 
-        False if none is idle.
+        False if nothing waits.
         """
+        place = self.on_devices.place_of(deployment)
+        return bool(place and await self.on_devices.make_way(place)) or await self._end_idle(deployment.key)
+
+    async def _end_idle(self, key: DeploymentKey) -> bool:
+        """End a predictor that is idle, for one of the deployment. False if none is."""
         steps = self._slots.give_way(key)
         ending = self._running.get(steps[0].predictor) if steps and isinstance(steps[0], Stop) else None
         self._do(steps)
@@ -391,6 +404,7 @@ class WorkerPool:
         deployment = running.deployment
         self.failures.clear(deployment)
         self.hot.loaded(deployment, answer)
+        self.on_devices.loaded(deployment, running.process)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stops = answer.get("stops") is True
         running.stages = with_rest({"process_s": max(0.0, process_s), **answer["stages"]}, running.began_s)
@@ -438,6 +452,7 @@ class WorkerPool:
             self._watch_idle(predictor)
         self._warm_pool.tend(running.deployment.environment)
         self.hot.tend()
+        self.on_devices.tend()
 
     async def _stop(self, predictor: int) -> None:
         running = self._running.get(predictor)
@@ -538,6 +553,7 @@ class WorkerPool:
         await self._grower.close()
         await self.ahead.close()
         await self.hot.close()
+        await self.on_devices.close()
         await self._warm_pool.close()
         while self._background:  # tasks that end may start others
             await self._background.wait()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ModelNotFoundError, TrimsError
-from trims_predictors.deployment.deployment import load_message
+from trims_predictors.deployment.deployment import is_device, load_message
 from trims_predictors.tasks import Background
 from trims_predictors.warm.arrival_rates import Demand
 from trims_predictors.warm.warmup_inputs import Rehearsals
@@ -88,11 +88,11 @@ class HotSpares:
         self._count = count
         self._clock = clock
         self._demand = Demand()
-        self._rehearsals = Rehearsals()
+        self.rehearsals = Rehearsals()
         #: Model -> its deployment, for models that may have hot spares.
         self._deployments: dict[str, Deployment] = {}
-        #: Line -> key and place of the image that its predictors have opened.
-        self._images: dict[DeploymentKey, list[str]] = {}
+        #: Deployment -> key and place of the image that its predictors have opened.
+        self.images: dict[DeploymentKey, list[str]] = {}
         #: Lines whose models cannot wait like this; and those that failed since their last start.
         self._unfit: set[DeploymentKey] = set()
         self._failed: set[DeploymentKey] = set()
@@ -172,14 +172,14 @@ class HotSpares:
         """A predictor of the model has loaded it: hot spares open the same image."""
         image = answer.get("image")
         if isinstance(image, list) and len(image) == 2 and all(isinstance(each, str) for each in image):
-            self._images.pop(deployment.key, None)
-            self._images[deployment.key] = image
-            if len(self._images) > _MOST_IMAGES:  # of models that were registered again and again
-                del self._images[next(iter(self._images))]
+            self.images.pop(deployment.key, None)
+            self.images[deployment.key] = image
+            if len(self.images) > _MOST_IMAGES:  # of models that were registered again and again
+                del self.images[next(iter(self.images))]
 
     def ran(self, deployment: Deployment, answer: Message, run_s: float) -> None:
         """A predictor of the model has answered, which took `run_s` seconds."""
-        self._rehearsals.ran(deployment.key, answer, run_s)
+        self.rehearsals.ran(deployment.key, answer, run_s)
 
     def want(self, deployment: Deployment) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
@@ -194,7 +194,7 @@ class HotSpares:
         for model, deployment in list(self._deployments.items()):
             if deployment.key == key:
                 del self._deployments[model]
-        self._rehearsals.forget(key)
+        self.rehearsals.forget(key)
         self._unfit.discard(key)
         self._failed.discard(key)
         if self._making is not None and self._making.deployment.key == key:
@@ -251,7 +251,9 @@ class HotSpares:
         for model, number in wanted.items():
             deployment = self._deployments[model]
             barred = deployment.key in self._unfit or deployment.key in self._failed
-            known = bool(deployment.hot) or deployment.key in self._images
+            known = bool(deployment.hot) or deployment.key in self.images
+            # On a device there are spares of another kind (`device_spares`): a mapping there cannot be parked.
+            barred = barred or is_device(self.images.get(deployment.key, ("", deployment.home))[1])
             may = there.get(model, 0) < number and known and not barred
             if may and self._warm_pool.has_room_for_hot(deployment.environment):
                 return deployment
@@ -281,7 +283,7 @@ class HotSpares:
             process.kill("it is not needed any more")
             return
         hot.loads = True
-        message = {**load_message(deployment, settings.most_predictor_bytes), "image": self._images.get(deployment.key)}
+        message = {**load_message(deployment, settings.most_predictor_bytes), "image": self.images.get(deployment.key)}
         hot.loaded = await process.ask(message, deadline_s=settings.load_deadline_s)
         self.loaded(deployment, hot.loaded)
         if not hot.claimed and not await self._rehearsed(hot, process):
@@ -300,7 +302,7 @@ class HotSpares:
     async def _rehearsed(self, hot: _HotSpare, process: PredictorProcess) -> bool:
         """Have it do what a first run does. False if it failed in that: it is ended, and the next one does without."""
         key = hot.deployment.key
-        given = self._rehearsals.of(key)
+        given = self.rehearsals.of(key)
         if given is None:
             return True
         stated = hot.deployment.run_deadline_s
@@ -309,7 +311,7 @@ class HotSpares:
             await process.ask({"op": "rehearse", "given": given}, deadline_s=deadline_s)
         except TrimsError as error:
             if not hot.ready.done():
-                self._rehearsals.refuse(key)
+                self.rehearsals.refuse(key)
                 _log.warning("hot spares of %s run nothing before their first request: %s", hot.deployment.model, error)
             process.kill("its rehearsal failed")
             return False

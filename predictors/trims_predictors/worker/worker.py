@@ -6,6 +6,8 @@ supervisor (`pool`). Messages:
     {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
     {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}
     {"op": "rehearse", ...} do what a first run does, with zeros of these shapes -> {"op": "rehearsed"}
+    {"op": "warm", ...}     load and rehearse on a device, and keep its context alone -> {"op": "warmed", ...}
+    {"op": "check"}         look whether that context still works -> {"op": "checked"}
     {"op": "park"}          give the lease and the memory of the weights back until they are needed -> {"op": "parked"}
     {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
@@ -131,6 +133,8 @@ class Worker:
             "prepare": self._prepare,
             "load": self._load,
             "rehearse": self._rehearse,
+            "warm": self._warm,
+            "check": self._check,
             "park": self._park,
             "wake": self._wake,
             "predict": self._predict,
@@ -294,6 +298,38 @@ class Worker:
         before, self._untold = self._untold, fd
         if before is not None:
             os.close(before)
+
+    def _warm(self, message: Message) -> tuple[Message, None]:
+        """Have the context of the device where weights lie, and what a first run there loads; then hold no weights.
+
+        `free` says whether the lease was given back, which code that keeps tensors prevents.
+        """
+        from trims_client.mapping.suspended import let_go
+
+        imported: list[str] = []
+        if message["builds"]:
+            imported = self._load(message)[0]["imported"]
+        else:
+            self._weights = self._opened(self._connect(), message)
+        assert self._weights is not None, "it was opened"
+        if message["builds"] and message["given"]:
+            self._rehearse(message)
+        else:
+            threads.warm_up_on_device(self._weights)
+        if self._pipeline is not None:
+            self._pipeline.unload()
+        weights, self._weights, self._pipeline = self._weights, None, None
+        free = let_go(self._connect(), weights)
+        threads.release_device_memory()
+        return {"op": "warmed", "free": free, "imported": imported}, None
+
+    def _check(self, message: Message) -> tuple[Message, None]:
+        """Raise DeviceLostError if a context that this process has does not work any more."""
+        from trims_client.mapping.device import check_devices
+
+        del message
+        check_devices()
+        return {"op": "checked"}, None
 
     def _park(self, message: Message) -> tuple[Message, None]:
         """Wait for a first request without a lease on the weights."""

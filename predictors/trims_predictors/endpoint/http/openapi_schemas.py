@@ -119,8 +119,8 @@ SCHEMAS: Json = {
     ),
     "Statistics": fields(required=("model_stats",), model_stats=items_of(ANY)),
     "State": fields(
-        required=("models", "spares", "templates", "counters", "isolation"),
-        models=ANY, spares=ANY, templates=ANY, counters=ANY, isolation=ANY,
+        required=("models", "spares", "device_spares", "templates", "counters", "isolation"),
+        models=ANY, spares=ANY, device_spares=items_of(ANY), templates=ANY, counters=ANY, isolation=ANY,
     ),
     "InferRequest": fields(
         required=("inputs",),
@@ -181,8 +181,9 @@ SCHEMAS: Json = {
     },
     "Nothing": {"type": "object", "maxProperties": 0},
     "Overview": fields(
-        required=("version", "daemon", "places", "models", "spares", "templates"),
-        version=TEXT, daemon=ANY, places=items_of(ANY), models=items_of(ANY), spares=ANY, templates=ANY,
+        required=("version", "daemon", "places", "models", "spares", "device_spares", "templates"),
+        version=TEXT, daemon=ANY, places=items_of(ANY), models=items_of(ANY), spares=ANY,
+        device_spares=items_of(ANY), templates=ANY,
     ),
     "PlaceRequest": fields(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
     "ModelToAdd": {

@@ -39,7 +39,7 @@ function showState(found) {
   setText(byId("version"), `trims ${found.version}`);
   if (away && state !== null) return; // what was there last stays in sight, dimmed
   if (!away) state = found;
-  showPlaces(found.places);
+  showPlaces(found.places, found.device_spares);
   showTransfers(found.transfers);
   showModels(found, { tryModel: openTrial, refresh, banner: notice, empty: !away });
   showTrialState(found.models);

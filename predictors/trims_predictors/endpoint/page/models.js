@@ -15,8 +15,11 @@ const STATES = {
 };
 let shown = null;
 
-export function showPlaces(places) {
-  keep(byId("places"), places, (each) => each.place, createPlace);
+/** `spares` are processes that wait on devices: {place, bytes} and more. */
+export function showPlaces(places, spares) {
+  const waiting = (place) => spares.filter((each) => each.place === place);
+  const shown = places.map((each) => ({ ...each, spares: waiting(each.place) }));
+  keep(byId("places"), shown, (each) => each.place, createPlace);
 }
 
 export function showTransfers(transfers) {
@@ -41,6 +44,10 @@ function createTransfer(first) {
   return { element: make("li", { className: "place" }, make("div", { className: "place-head" }, name, text), meter, left), update };
 }
 
+function sum(spares) {
+  return spares.reduce((all, each) => all + each.bytes, 0);
+}
+
 function createPlace(place) {
   const used = make("div", { className: "used" });
   const text = make("span", { className: "figure" });
@@ -50,7 +57,9 @@ function createPlace(place) {
   const head = make("div", { className: "place-head" }, make("b", { textContent: place.place }), text);
   const update = (now) => {
     const limit = now.capacity_bytes;
-    setText(about, [now.device || PLACES[now.place] || "", count(now.replicas, "image")].filter(Boolean).join(" · "));
+    const spares = now.spares.length ? `${count(now.spares.length, "spare")} with ${bytes(sum(now.spares))}` : "";
+    const facts = [now.device || PLACES[now.place] || "", count(now.replicas, "image"), spares];
+    setText(about, facts.filter(Boolean).join(" · "));
     setText(text, limit === null ? bytes(now.used_bytes) : `${bytes(now.used_bytes)} of ${bytes(limit)}`);
     used.style.width = limit ? `${Math.min(100, (100 * now.used_bytes) / limit)}%` : "0";
     used.classList.toggle("nothing", !now.used_bytes);

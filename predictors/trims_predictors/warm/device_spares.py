@@ -1,0 +1,372 @@
+"""Device spares: predictors that hold a context of a device and have run a model there, and wait without weights.
+
+A context does not survive a fork, so templates have none, and the first run of a process loads libraries and kernels.
+A *device spare* is forked ahead of a request. It opens weights that lie on the device, makes the predictor, rehearses,
+and gives all of it up but the context and what was loaded. A request for a model on that device takes the spare, which
+only opens the weights, builds and runs.
+
+Models of one environment whose predictors are ours share spares. One with code of its user has spares of its own, which
+no other model gets. A spare takes hundreds of megabytes of the device. Weights and the work of predictors come first:
+spares are made of what neither the tier's capacity nor its reserve takes, and are given up as soon as that is short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.core.place import Place
+from trims_predictors.deployment.deployment import is_device, load_message
+from trims_predictors.frameworks import HANDLER
+from trims_predictors.tasks import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from trims.control import Device
+    from trims.wire.frames import Message
+    from trims_predictors.children.launcher import Environment
+    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.deployment.deployment import Deployment, Settings
+    from trims_predictors.deployment.key import DeploymentKey
+    from trims_predictors.warm.warm_pool import WarmPool
+    from trims_predictors.warm.warmup_inputs import Rehearsals
+
+_log = logging.getLogger(__name__)
+#: How a predictor was had that has been such a spare.
+DEVICE_SPARE = "device_spare"
+#: Bytes of a process on a device, until one was counted: an H200's context takes 549 MB, with torch's libraries 647.
+ASSUMED_BYTES = 650 << 20
+#: Seconds for a spare to say that its context still works.
+_CHECK_S = 5.0
+#: Seconds between two looks at what is free on devices.
+_LOOK_S = 5.0
+#: Kinds that are remembered.
+_MOST_KINDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What spares are warmed for.
+
+    Attributes:
+        environment: Of the predictors.
+        place: The device, as `gpu:N`.
+        owner: The deployment whose user's code they have loaded; None for code of ours.
+    """
+
+    environment: Environment
+    place: str
+    owner: DeploymentKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The model of a kind that was loaded last: its image is what a spare opens, its process shows what one takes."""
+
+    deployment: Deployment
+    image: Sequence[str]
+    pid: int
+
+
+@dataclass(eq=False, slots=True)
+class _Spare:
+    kind: _Kind
+    model: str
+    process: PredictorProcess
+    identities: object
+    nbytes: int = 0
+
+
+class DeviceSpares:
+    """Has processes wait on devices. Used in the pool's event loop.
+
+    Args:
+        warm_pool: Starts their processes, and counts their memory on the host.
+        settings: Of the pool.
+        rehearsals: Inputs that predictors got last.
+        images: Deployment -> key and place of the image that its predictors have opened.
+
+    Attributes:
+        devices: Returns the devices as they are now; None while nothing says it, and then there are no spares.
+    """
+
+    def __init__(
+        self,
+        warm_pool: WarmPool,
+        settings: Settings,
+        rehearsals: Rehearsals,
+        images: Mapping[DeploymentKey, Sequence[str]],
+    ) -> None:
+        self._warm_pool = warm_pool
+        self._settings = settings
+        self._rehearsals = rehearsals
+        self._images = images
+        self.devices: Callable[[], Awaitable[Sequence[Device]]] | None = None
+        #: In the order of their last loads.
+        self._latest: dict[_Kind, _Latest] = {}
+        #: Kinds of which no spare can be made, until their next load.
+        self._failed: set[_Kind] = set()
+        self._waiting: list[_Spare] = []
+        #: Bytes of a process on a device, by framework.
+        self._counted: dict[str, int] = {}
+        self._making = False
+        self._looking: asyncio.TimerHandle | None = None
+        self._background = Background("device spares")
+        self._closing = False
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def take(self, deployment: Deployment) -> PredictorProcess | None:
+        """Return a process with a working context where the model's weights lie; None if none waits."""
+        place = self.place_of(deployment)
+        while place and (spare := self._next(deployment, place)) is not None:
+            self._waiting.remove(spare)
+            process = spare.process
+            if not self._warm_pool.unshelve(process) or process.dying:
+                continue
+            if spare.identities != self._warm_pool.identities():
+                process.kill("a file or folder that is hidden from it was replaced")
+                continue
+            try:
+                await process.ask({"op": "check"}, deadline_s=_CHECK_S)
+            except TrimsError as error:
+                process.kill(f"its context of {place} is of no use any more: {error}")
+                continue
+            process.how = DEVICE_SPARE
+            return process
+        return None
+
+    def place_of(self, deployment: Deployment) -> str:
+        """Return the device that a model is opened on, as far as that is known; empty for none."""
+        image = self._images.get(deployment.key)
+        found = (deployment.place or deployment.home) if image is None else image[1]
+        return str(Place.parse(found)) if is_device(found) else ""
+
+    def _next(self, deployment: Deployment, place: str) -> _Spare | None:
+        """Return the spare that suits a model best: its own, else one that has loaded no user's code."""
+        fitting = [
+            each
+            for each in self._waiting
+            if (each.kind.environment, each.kind.place) == (deployment.environment, place)
+            and each.kind.owner in (None, deployment.key)
+        ]
+        return max(fitting, key=lambda each: each.kind.owner is not None, default=None)
+
+    def loaded(self, deployment: Deployment, process: PredictorProcess) -> None:
+        """A predictor has loaded a model, perhaps on a device: the next one of its kind finds a spare."""
+        image = self._images.get(deployment.key, ("", ""))
+        if not self._settings.device_spares or not is_device(image[1]):
+            return
+        kind = _kind_of(deployment, image[1])
+        self._latest.pop(kind, None)
+        self._latest[kind] = _Latest(deployment, image, process.pid)
+        self._failed.discard(kind)
+        if len(self._latest) > _MOST_KINDS:  # of models that were registered again and again
+            del self._latest[next(iter(self._latest))]
+        if deployment.environment.framework not in self._counted and self.devices is not None:
+            self._background.start(self._devices())  # while the process is there, which shows what one takes
+
+    def retire(self, key: DeploymentKey) -> None:
+        """End the spares that have code of a model which was changed, unloaded or removed."""
+        for kind, latest in list(self._latest.items()):
+            if latest.deployment.key == key:
+                del self._latest[kind]
+        for spare in [each for each in self._waiting if each.kind.owner == key]:
+            self._drop(spare, "its model was changed or unloaded")
+
+    async def make_way(self, place: str | None = None) -> bool:
+        """End the spare that has waited longest on a device, whose memory is needed. False if there is none.
+
+        Args:
+            place: The device; None for any.
+        """
+        for spare in self._waiting:
+            if place in (None, spare.kind.place):
+                self._drop(spare, "memory of its device is needed")
+                await asyncio.shield(spare.process.ended)
+                return True
+        return False
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return each spare: its place, framework, process, its bytes on the device, and the model that it has run."""
+        return [
+            {
+                "place": spare.kind.place,
+                "framework": spare.kind.environment.framework,
+                "pid": spare.process.pid,
+                "bytes": spare.nbytes,
+                "model": spare.model,
+            }
+            for spare in self._waiting
+        ]
+
+    # -- making them -----------------------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
+        if not (self._making or self._closing or self.devices is None) and (self._waiting or self._missing()):
+            self._making = True
+            self._background.start(self._tend())
+
+    async def _tend(self) -> None:
+        try:
+            await self._warm_pool.calm()
+            while (devices := await self._look()) is not None:
+                kind = next((each for each in self._missing() if self._has_room(each, devices)), None)
+                if kind is None:
+                    return
+                await self._make(kind)
+        finally:
+            self._making = False
+            if self._looking is not None:
+                self._looking.cancel()
+            again = bool(self._waiting) and not self._closing
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self.tend) if again else None
+
+    async def _look(self) -> Mapping[str, Device] | None:
+        """Return the devices by place, once spares that are too many have ended; None if they cannot be seen now."""
+        while True:
+            devices = await self._devices()
+            if devices is None:
+                return None
+            spare, why = self._one_too_many(devices)
+            if spare is None:
+                return devices
+            self._drop(spare, why)
+            await asyncio.shield(spare.process.ended)
+
+    async def _devices(self) -> Mapping[str, Device] | None:
+        """Return the devices by place, and note what processes have of them; None if they cannot be seen now."""
+        assert self.devices is not None, "its callers look first"
+        try:
+            devices = {device.place: device for device in await self.devices()}
+        except TrimsError as error:  # the daemon is away, and spares wait for the next one
+            _log.debug("devices cannot be seen: %s", error)
+            return None
+        self._count(devices)
+        return devices
+
+    def _count(self, devices: Mapping[str, Device]) -> None:
+        """Note what processes have of their devices, where the driver says it."""
+        for kind, latest in self._latest.items():
+            seen = devices[kind.place].process_bytes.get(latest.pid) if kind.place in devices else None
+            if seen is not None:
+                self._counted[kind.environment.framework] = seen
+        for spare in self._waiting:
+            seen = (
+                devices[spare.kind.place].process_bytes.get(spare.process.pid) if spare.kind.place in devices else None
+            )
+            spare.nbytes = self._bytes_of(spare.kind) if seen is None else seen
+
+    def _bytes_of(self, kind: _Kind) -> int:
+        return self._counted.get(kind.environment.framework, ASSUMED_BYTES)
+
+    def _one_too_many(self, devices: Mapping[str, Device]) -> tuple[_Spare | None, str]:
+        """Return a spare that must end, and why: the one that has waited longest where room is short."""
+        wanted = self._wanted()
+        for spare in self._waiting:
+            device = devices.get(spare.kind.place)
+            if device is None or device.trouble:
+                return spare, "its device is lost"
+            if _room_bytes(device) < 0:
+                return spare, "memory of its device is needed"
+            if spare.kind not in wanted:
+                return spare, "models of other kinds were used since"
+        return None, ""
+
+    def _wanted(self) -> set[_Kind]:
+        """Return the kinds that shall have a spare: on each device those of the latest loads, stated ones first."""
+        found: dict[str, list[_Kind]] = {}
+        latest_first = list(self._latest)[::-1]
+        for kind in sorted(latest_first, key=lambda each: not self._latest[each].deployment.hot):
+            found.setdefault(kind.place, []).append(kind)
+        return {kind for kinds in found.values() for kind in kinds[: self._settings.device_spares]}
+
+    def _missing(self) -> list[_Kind]:
+        """Return the kinds that shall have a spare and have none, the latest first."""
+        there = {spare.kind for spare in self._waiting} | self._failed
+        wanted = self._wanted() - there
+        return [kind for kind in reversed(self._latest) if kind in wanted]
+
+    def _has_room(self, kind: _Kind, devices: Mapping[str, Device]) -> bool:
+        device = devices.get(kind.place)
+        fits = device is not None and not device.trouble and _room_bytes(device) >= self._bytes_of(kind)
+        return fits and self._warm_pool.has_room_for_hot(kind.environment)
+
+    async def _make(self, kind: _Kind) -> None:
+        """Make one spare. What fails is logged: without it, a request has a fork of the template."""
+        latest, identities = self._latest[kind], self._warm_pool.identities()
+        deployment, process = latest.deployment, None
+        try:
+            process = await self._warm_pool.make(kind.environment)
+            await self._warm_pool.calm()
+            answer = await process.ask(self._message(latest), deadline_s=self._settings.load_deadline_s)
+        except (TrimsError, OSError) as error:
+            self._failed.add(kind)
+            level = logging.DEBUG if isinstance(error, ModelNotFoundError) else logging.WARNING
+            _log.log(level, "no spare on %s for %s: %s", kind.place, deployment.subject, error)
+            if process is not None:
+                process.kill("it was to be a spare on a device, and could not be warmed")
+            return
+        if not answer["free"] or self._closing or process.dying or kind not in self._latest:
+            if not answer["free"]:
+                self._failed.add(kind)
+                _log.warning(
+                    "%s has no spares on %s: its code keeps weights after `unload`, and a spare would hold their lease",
+                    deployment.subject, kind.place,
+                )  # fmt: skip
+            process.kill("it is not needed any more")
+            return
+        spare = _Spare(kind, deployment.subject, process, identities, self._bytes_of(kind))
+        self._waiting.append(spare)
+        self._warm_pool.shelve(process)
+        process.going.add_done_callback(lambda _: self._gone(spare))
+        self._warm_pool.teach(kind.environment, [*deployment.preload, *answer["imported"]])
+
+    def _message(self, latest: _Latest) -> Message:
+        deployment = latest.deployment
+        return {
+            **load_message(deployment, self._settings.most_predictor_bytes),
+            "op": "warm",
+            "image": list(latest.image),
+            # A class of the user's own is not loaded ahead: it may do anything.
+            "builds": deployment.is_plain or deployment.how == HANDLER,
+            "given": self._rehearsals.of(deployment.key),
+        }
+
+    def _drop(self, spare: _Spare, why: str) -> None:
+        self._waiting.remove(spare)
+        if self._warm_pool.unshelve(spare.process):
+            _log.info("a spare on %s (process %d) ends: %s", spare.kind.place, spare.process.pid, why)
+            spare.process.kill(why)
+
+    def _gone(self, spare: _Spare) -> None:
+        """Note that the process of a spare ends by itself, or for its memory on the host."""
+        if spare in self._waiting:
+            self._waiting.remove(spare)
+            self._failed.add(spare.kind)  # until the next load: it may end each time
+            _log.info("a spare on %s (process %d) ended while it waited", spare.kind.place, spare.process.pid)
+
+    async def close(self) -> None:
+        """Make no more. Their processes are the warm pool's to end."""
+        self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self._background.cancel()
+        await self._background.wait()
+
+
+def _kind_of(deployment: Deployment, place: str) -> _Kind:
+    shared = deployment.is_plain and not deployment.variables
+    return _Kind(deployment.environment, place, None if shared else deployment.key)
+
+
+def _room_bytes(device: Device) -> int:
+    """Return what spares may take of a device; negative if weights or runs lack what is theirs."""
+    if device.free_bytes is None:
+        return 0
+    return device.free_bytes - max(0, device.capacity_bytes - device.weights_bytes) - device.reserve_bytes
