@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     #: Takes the tensors of a part of an answer, and must not raise.
     OnPart = Callable[[Sequence[Tensor]], None]
 
+#: Letters of a reason that a process gives.
+_MOST_LETTERS = 400
 #: Seconds between "unload" and SIGKILL.
 _GRACE_S = 5.0
 #: Seconds for which the status of a process that has gone is waited for: its reaper may get no processor before.
@@ -170,6 +172,8 @@ class PredictorProcess:
         finally:
             self._forget_answer()
         if answer["op"] == "failed":
+            if answer.get("lost"):
+                self.kill(f"its context of a device is lost: {answer['lost']}"[:_MOST_LETTERS])
             raise _error_of(answer)
         return answer
 

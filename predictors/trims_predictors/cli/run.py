@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims.cli.completion import PLACES, completed
 from trims_predictors.cli.endpoint import add_environments
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("model", help="a registered model, or an address (hf://org/name), which is added first")
     run.add_argument("input", nargs="*", help=f"{_INPUT}; none: a request for each line of standard input")
+    text = "where to have the weights, such as gpu, or gpu,cpu for the first that can serve (default: the manifest's)"
+    completed(run.add_argument("--place", help=text), PLACES)
     add_request_options(run)
     run.set_defaults(run=_run)
 
@@ -60,7 +63,8 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     from trims_predictors.cli.run_lines import Conversation, answer_lines
 
-    endpoint = None if options.json or not _generates(options) else endpoint_of(options)
+    whole = options.json or options.place is not None  # neither comes part by part
+    endpoint = None if whole or not _generates(options) else endpoint_of(options)
     if endpoint is not None:
         return answer_lines(Conversation(endpoint, options.model).answer)
     return answer_lines(lambda line: _run_once(options, [line]))
@@ -82,7 +86,7 @@ def _run_once(options: argparse.Namespace, given: list[str]) -> None:
 
     inputs = RunInputs(options.model, options.dtype)
     try:
-        found = ask(options, lambda types: inputs.read(given, types))
+        found = ask(options, lambda types: inputs.read(given, types), options.place)
     except (CallerError, PredictorError) as error:
         if not inputs.guessed:
             raise
@@ -135,8 +139,14 @@ def endpoint_of(options: argparse.Namespace) -> HttpEndpoint | None:
     return HttpEndpoint(url, token, options.certificate, options.deadline_s)
 
 
-def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
-    """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises."""
+def ask(options: argparse.Namespace, make: MakeInputs, place: str | None = None) -> Ran:
+    """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises.
+
+    Args:
+        options: See `add_request_options`.
+        make: Makes its tensors.
+        place: Where to have the weights, or several such places with commas between; None for the manifest's.
+    """
     from trims.cli.output import note
     from trims.core.errors import DaemonAwayError
     from trims.environments.environment_store import EnvironmentStore
@@ -149,7 +159,7 @@ def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     endpoint = endpoint_of(options)
     if endpoint is not None:
         try:
-            return endpoint.run(options.model, make, options.deadline_s)
+            return endpoint.run(options.model, make, options.deadline_s, place)
         except Away as error:
             if options.endpoint is not None:
                 raise DaemonAwayError(f"{error}; leave --endpoint out to run the model without one") from error
@@ -157,7 +167,7 @@ def ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     if options.endpoint is None:
         note(f"there is no endpoint: {options.model} runs in a process that ends with this command")
     picker = InterpreterSelection(environments_in(options.environments), EnvironmentStore(environments_dir_of(options)))
-    return run_alone(runtime_dir, picker, options.model, make, options.deadline_s)
+    return run_alone(runtime_dir, picker, options.model, make, deadline_s=options.deadline_s, place=place)
 
 
 def _as_json(found: Ran) -> dict[str, Any]:

@@ -84,10 +84,10 @@ class HttpEndpoint:
             *handlers, *([] if tls is None else [urllib.request.HTTPSHandler(context=tls)])
         )
 
-    def run(self, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+    def run(self, model: str, make: MakeInputs, deadline_s: float | None, place: str | None = None) -> Ran:
         """Send one request. Raises Away if nothing listens, else the error that the endpoint reports."""
         path = f"/v2/models/{urllib.parse.quote(model, safe='')}"
-        body, length = request_body(make(self._types(path)), deadline_s)
+        body, length = request_body(make(self._types(path)), deadline_s, place)
         answer, header_length = self._ask(f"{path}/infer", body, {HEADER_LENGTH: str(length)})
         message, outputs = parse_answer(memoryview(answer), header_length)
         return Ran(str(message["model_name"]), str(message["model_version"]), message["parameters"], outputs)
@@ -179,7 +179,7 @@ def _trace_headers() -> dict[str, str]:
     return {} if context is None else {"traceparent": context, "tracestate": tracestate(deepest())}
 
 
-def request_body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:
+def request_body(tensors: Sequence[Tensor], deadline_s: float | None, place: str | None = None) -> tuple[bytes, int]:
     """Return a request with binary tensors, and the length of its JSON."""
     inputs = [
         {
@@ -188,7 +188,8 @@ def request_body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[b
         }
         for each in tensors
     ]  # fmt: skip
-    parameters = {"binary_data_output": True, **({} if deadline_s is None else {"deadline": deadline_s})}
+    stated = {"deadline": deadline_s, "place": place}
+    parameters = {"binary_data_output": True, **{name: each for name, each in stated.items() if each is not None}}
     header = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     return b"".join((header, *(each.data for each in tensors))), len(header)
 
@@ -205,27 +206,43 @@ def _error_of(status: int, body: bytes) -> TrimsError:
 
 
 def run_alone(
-    runtime_dir: str, picker: InterpreterSelection, model: str, make: MakeInputs, deadline_s: float | None
+    runtime_dir: str,
+    picker: InterpreterSelection,
+    model: str,
+    make: MakeInputs,
+    *,
+    deadline_s: float | None,
+    place: str | None = None,
 ) -> Ran:
     """Answer one request by a predictor that ends with it. Raises what `WorkerPool.infer` raises."""
-    return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s))
+    return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s=deadline_s, place=place))
 
 
 async def _run_alone(
-    runtime_dir: str, picker: InterpreterSelection, model: str, make: MakeInputs, deadline_s: float | None
+    runtime_dir: str,
+    picker: InterpreterSelection,
+    model: str,
+    make: MakeInputs,
+    *,
+    deadline_s: float | None,
+    place: str | None,
 ) -> Ran:
     from trims.control import aadmin
     from trims_predictors.deployment.deployment import Settings
     from trims_predictors.deployment.deployments import Deployments, keeping
+    from trims_predictors.deployment.places import first_that_serves, parse_places
     from trims_predictors.pool.pool import WorkerPool
 
+    places = () if place is None else parse_places(place)
     async with aadmin(runtime_dir) as daemon:
         pool = WorkerPool(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
         pool.keep = keeping(daemon)
         try:
             deployment = await Deployments(daemon, picker, pool.retire).of(model)
             tensors = make(pool.signatures.described(deployment)[0])
-            answer = await pool.infer(deployment, tensors, queue_deadline_s=deadline_s)
+            _, answer = await first_that_serves(
+                deployment, places, lambda here: pool.infer(here, tensors, queue_deadline_s=deadline_s)
+            )
             return Ran(deployment.model, deployment.version, told(answer), answer.outputs)
         finally:
             await pool.close()

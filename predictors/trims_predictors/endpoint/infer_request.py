@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, NotOfferedError
-from trims.core.place import ANYWHERE, Place
+from trims_predictors.deployment.places import parse_places
 from trims_predictors.endpoint.request_limits import MOST_CLASSES, check_name_length
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class InferRequest:
         wanted: Outputs that are asked for; None for all.
         shared: Index of an input -> where its data lies.
         model: The model's name as KServe's client repeats it beside the path; None if the request does not say it.
-        place: Place for the model's weights; None for the manifest's.
+        places: Places for the model's weights, best first; empty for the manifest's.
         keep_alive_s: Seconds that its predictor stays; None for what the model says.
         queue_deadline_s: Seconds to wait for a predictor; None for what the endpoint says.
         priority: Priority level, 1 for the highest; 0 for the model's default.
@@ -86,7 +86,7 @@ class InferRequest:
     wanted: dict[str, Wanted] | None = None
     shared: dict[int, SharedRange] = field(default_factory=dict)
     model: object = None
-    place: str | None = None
+    places: tuple[str, ...] = ()
     keep_alive_s: float | None = None
     queue_deadline_s: float | None = None
     priority: int = 0
@@ -138,19 +138,19 @@ def make_request(
     if not parameters:
         return InferRequest(inputs, request_id, parameters, wanted, shared)
     return InferRequest(
-        inputs, request_id, parameters, wanted, shared, place=_place(parameters),
+        inputs, request_id, parameters, wanted, shared, places=_places(parameters),
         keep_alive_s=_seconds(parameters, "keep_alive"), queue_deadline_s=_queue_deadline_s(parameters),
         priority=_count(parameters, "priority", 1 << 32),
     )  # fmt: skip
 
 
-def _place(parameters: Parameters) -> str | None:
+def _places(parameters: Parameters) -> tuple[str, ...]:
     value = parameters.get("place")
-    if value is None or value == ANYWHERE:
-        return value
+    if value is None:
+        return ()
     if not isinstance(value, str):
-        raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu'")
-    return str(Place.parse(value))
+        raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu', or 'gpu,cpu'")
+    return parse_places(value)
 
 
 def _queue_deadline_s(parameters: Parameters) -> float | None:

@@ -21,6 +21,7 @@ from trims.manifests.references import name_of, reference_to
 from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
+from trims_predictors.deployment.places import first_that_serves
 from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
 from trims_predictors.endpoint.load_requests import LoadRequests
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.part_streams import OnPart
     from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
+    from trims_predictors.tensors import Tensor
 
 #: Seconds for the daemon to report its state, and where its files are.
 _PATIENCE_S = 2.0
@@ -280,41 +282,62 @@ class Service:
     ) -> tuple[Deployment, Answer]:
         """Answer one request, count it, and add it to its span; the outputs are as the predictor gives them."""
         began = time.perf_counter()
-        tensors, place, tenant = asked.inputs, asked.place, caller()
         deployment = self._current(model, version)
         if deployment is None:
             self._expect(model, version, asked)
             deployment = await self.deployment(model, version)
-        if place is not None:
-            deployment = deployment.at(place)
+        parts: list[bool] = []
+
+        def take(part: Sequence[Tensor]) -> None:
+            parts[:] = [True]
+            on_part(part)  # type: ignore[misc]  # given only if there is one
+
+        return await first_that_serves(
+            deployment,
+            asked.places,
+            partial(self._answer, asked=asked, began_s=began, span=span, on_part=None if on_part is None else take),
+            lambda: not parts,
+        )
+
+    async def _answer(
+        self,
+        deployment: Deployment,
+        *,
+        asked: InferRequest,
+        began_s: float,
+        span: RequestSpan | None,
+        on_part: OnPart | None,
+    ) -> Answer:
+        """Answer one request at one place, count it, and add it to its span."""
+        tenant = caller()
         statistics = self._statistics_of(deployment, tenant)
         try:
             answer = await self.pool.infer(
                 deployment,
-                tensors,
+                asked.inputs,
                 queue_deadline_s=asked.queue_deadline_s,
                 keep_alive_s=asked.keep_alive_s,
                 priority=asked.priority,
-                began_s=began,
+                began_s=began_s,
                 begin_run=None if span is None else span.begin_run,
                 wanted=tuple(asked.wanted or ()),
                 on_part=on_part,
             )
         except (TrimsError, asyncio.CancelledError):
             for counted in statistics:
-                counted.failed(time.perf_counter() - began)
+                counted.failed(time.perf_counter() - began_s)
             raise
         for counted in statistics:
-            counted.answered(answer, time.perf_counter() - began)
+            counted.answered(answer, time.perf_counter() - began_s)
         if span is not None:
             span.answered(deployment, answer)
-        return deployment, answer
+        return answer
 
     def _expect(self, model: str, version: str, asked: InferRequest) -> None:
         """Have a predictor load, as the model was last known, while the deployment is looked up again."""
         tenant, guess = caller(), self._deployments.guess(model, version)
         if guess is not None and (tenant is None or tenant.may_open(model)):
-            guess = guess if asked.place is None else guess.at(asked.place)
+            guess = guess.at(asked.places[0]) if asked.places else guess
             self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), asked.inputs)
 
     def _statistics_of(self, deployment: Deployment, tenant: Tenant | None) -> list[ModelStatistics]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    import numpy as np
     from trims_client.weights import Weights
 
     from trims.trace.span import AnySpan
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
             ...
 
 
+#: Element of an input in a rehearsal that is text.
+_TEXT = b"a few words of a rehearsal"
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 _UNWATCHED: AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]] = contextlib.nullcontext(
     lambda _run: _NOTHING
@@ -183,13 +186,11 @@ class Pipeline:
 
     def rehearse(self, given: Sequence[TensorType]) -> Arrays:
         """Rehearse the predictor with zeros of these shapes and return its outputs; none if it cannot rehearse."""
-        import numpy as np
-
         rehearse = getattr(self._predictor, "rehearse", None)
         if rehearse is None:
             return {}
         with parent_only():
-            return rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in given}) or {}
+            return rehearse({each.name: _neutral(each) for each in given}) or {}
 
     def tensors(self, outputs: Arrays) -> list[Tensor]:
         """An answer's arrays as messages carry them. Raises PredictorError for those that none can carry."""
@@ -227,14 +228,24 @@ def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:
 
 
 def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
-    """Names, data types and shapes for a rehearsal; empty if there is none, which is so for text, too."""
+    """Names, data types and shapes for a rehearsal; empty if there is none, which is so for most text, too."""
     if not hasattr(predictor, "rehearse"):
         return ()
     try:
         found = tuple(TensorType(name, dtype_name(name, each.dtype), each.shape) for name, each in inputs.items())
     except CallerError:  # a step made an array that no message can describe
         return ()
-    return () if any(each.dtype == "BYTES" for each in found) else found
+    reads_text = getattr(predictor, "rehearses_text", False)
+    return () if any(each.dtype == "BYTES" for each in found) and not reads_text else found
+
+
+def _neutral(each: TensorType) -> np.ndarray[Any, Any]:
+    """Return an array for a rehearsal: zeros, or a short text in each element."""
+    import numpy as np
+
+    if each.dtype == "BYTES":
+        return np.full(each.shape, _TEXT, dtype=object)
+    return np.zeros(each.shape, numpy_dtype(each.dtype))
 
 
 def _checked(outputs: Arrays) -> Arrays:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ModelNotFoundError, TrimsError
-from trims.core.place import Place
+from trims.core.place import TierKind
 from trims_predictors.deployment.deployment import is_device, load_message
 from trims_predictors.frameworks import HANDLER
 from trims_predictors.tasks import Background
@@ -141,17 +141,18 @@ class DeviceSpares:
         return None
 
     def place_of(self, deployment: Deployment) -> str:
-        """Return the device that a model is opened on, as far as that is known; empty for none."""
+        """Return the device that a model is opened on; `gpu` for one that is not known yet, empty for none."""
         image = self._images.get(deployment.key)
         found = (deployment.place or deployment.home) if image is None else image[1]
-        return str(Place.parse(found)) if is_device(found) else ""
+        return found if is_device(found) else ""
 
     def _next(self, deployment: Deployment, place: str) -> _Spare | None:
         """Return the spare that suits a model best: its own, else one that has loaded no user's code."""
         fitting = [
             each
             for each in self._waiting
-            if (each.kind.environment, each.kind.place) == (deployment.environment, place)
+            if each.kind.environment == deployment.environment
+            and place in (each.kind.place, TierKind.GPU.value)
             and each.kind.owner in (None, deployment.key)
         ]
         return max(fitting, key=lambda each: each.kind.owner is not None, default=None)
@@ -182,10 +183,10 @@ class DeviceSpares:
         """End the spare that has waited longest on a device, whose memory is needed. False if there is none.
 
         Args:
-            place: The device; None for any.
+            place: The device; `gpu` or None for any.
         """
         for spare in self._waiting:
-            if place in (None, spare.kind.place):
+            if place in (None, TierKind.GPU.value, spare.kind.place):
                 self._drop(spare, "memory of its device is needed")
                 await asyncio.shield(spare.process.ended)
                 return True

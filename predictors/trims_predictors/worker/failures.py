@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from typing import TYPE_CHECKING
 
-from trims.core.errors import PredictorError
+from trims.core.errors import NoSpaceError, PredictorError
 from trims.core.functions import raised
 from trims_predictors.tracebacks import told
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 _MOST_LETTERS = 4000
 #: Errors of code in a namespace that it would not get with the rights of its user; names that are not found, too.
 _CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
+#: Errors of frameworks for which a device has no memory left: torch and cupy by their class, ONNX Runtime by its text.
+_NO_DEVICE_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA(?: error)?: out of memory|CUDA failure 2\b|cudaErrorMemoryAllocation|"
+    r"Failed to allocate memory for requested buffer"
+)
 _OF_NAMESPACES = (
     "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
     "--isolation process` gives it the rights of the endpoint's user"
@@ -54,3 +60,17 @@ def blamed(message: Message, error: BaseException) -> PredictorError:
 def confinement(error: BaseException) -> str:
     """Return what of a namespace an error may come from; empty if it has nothing to do with that."""
     return _OF_NAMESPACES if isinstance(error, OSError) and error.errno in _CONFINING else ""
+
+
+def lacks_device_memory(error: BaseException) -> bool:
+    """Return whether a framework found no memory on its device."""
+    return not isinstance(error, MemoryError) and bool(_NO_DEVICE_MEMORY.search(f"{type(error).__name__}: {error}"))
+
+
+def no_device_memory(place: str, error: BaseException) -> NoSpaceError:
+    """Return the error of a run or a load that found no memory on the device, with the framework's figures."""
+    return NoSpaceError(
+        f"{place} has no memory left for the work of this model: {told(error)[: _MOST_LETTERS // 2]}; send less at "
+        "once, lower gpu_share or raise gpu_reserve_bytes in the daemon's configuration, or allow another place "
+        "(place=gpu,cpu)"
+    )

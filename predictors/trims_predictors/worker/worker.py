@@ -56,7 +56,7 @@ from trims_predictors.tensors import describe, to_array, types_of
 from trims_predictors.trace_context import handed_on
 from trims_predictors.tracebacks import traceback_of
 from trims_predictors.transforms.pipeline import Pipeline, Stages, pipeline_of
-from trims_predictors.worker.failures import blamed, confinement, failed
+from trims_predictors.worker.failures import blamed, confinement, failed, lacks_device_memory, no_device_memory
 from trims_predictors.worker.new_imports import count_of_modules, importable_since
 from trims_predictors.worker.parts import Parts
 from trims_predictors.worker.prefault import Record, copy_ahead
@@ -178,14 +178,33 @@ class Worker:
             with parent_only(self._own), self._spans.recorded(message):
                 answer, fd = operation(message)
         except TrimsError as error:
-            answer = failed(error, self._limit_met(error))
+            answer = self._with_device(failed(error, self._limit_met(error)))
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor gets it
             sys.stderr.write(traceback_of(error))
-            remedy = self._limit_met(error) or (confinement(error) if self._confined else "")
-            answer = failed(blamed(message, error), remedy, error)
+            answer = self._with_device(self._failed(message, error))
         answer = self._spans.add(message, answer)
         with parent_only(self._own):
             self._answer(message, answer, fd, forked=fork_count() != forks)
+
+    def _failed(self, message: Message, error: BaseException) -> Message:
+        """Return the message about an error of the model's code, or of a library that it calls."""
+        if self._weights is not None and self._weights.device is not None and lacks_device_memory(error):
+            threads.release_device_memory()
+            return failed(no_device_memory(self._weights.place, error))
+        remedy = self._limit_met(error) or (confinement(error) if self._confined else "")
+        return failed(blamed(message, error), remedy, error)
+
+    def _with_device(self, answer: Message) -> Message:
+        """Report beside a failure that the device, or the context of it, is lost: this process can use it no more."""
+        if "trims_client.mapping.device" not in sys.modules:
+            return answer
+        from trims_client.mapping.device import check_devices
+
+        try:
+            check_devices()
+        except TrimsError as error:
+            return {**answer, "lost": str(error)}
+        return answer
 
     def _limit_met(self, error: BaseException) -> str:
         return words_of_limit(error, self._memory_bytes, _SCRATCH if self._confined else "")

@@ -39,6 +39,8 @@ MLSERVER, KSERVE = "output", "output-0"
 class TransformersPredictor:
     """A model of a Hugging Face folder."""
 
+    #: Whether `rehearse` takes a text of a few words for an input that is text.
+    rehearses_text = True
     _answering: Answering
     _task: str
 
@@ -96,10 +98,10 @@ class TransformersPredictor:
             return self._answering(given)
 
     def rehearse(self, inputs: Arrays) -> Arrays | None:
-        """Compile kernels and take the memory of a run."""
+        """Compile kernels and take the memory of a run, which ends at the first part of an answer."""
         try:
-            return self.predict(inputs)
-        except CallerError:  # zeros are no picture
+            return self.predict_stream(inputs, (), lambda _: False, streams=False)
+        except CallerError:  # zeros are no picture, and a neutral text is no JSON
             return None
 
     def unload(self) -> None:
