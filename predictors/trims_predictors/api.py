@@ -49,15 +49,15 @@ class Predictor(Protocol):
     It may have two more methods without arguments, `inputs` and `outputs`, which return TensorTypes: what the model
     takes and gives, for manifests that do not say it. A third one, `rehearse`, takes arrays like those of the last
     request, all zeros, and does what makes a first run slower than the next ones, without effects outside of the
-    process: hot spares, and those on devices, call it before a request comes. Where inputs are text it is called only if the
-    predictor has `rehearses_text = True`, with a few words in each element. If it returns outputs as `predict` does, memory for an answer of
-    their size is made ready, too. A fourth one, `predict_only`, takes the inputs of `predict` and the names of the
-    outputs that requests ask for, of which there is at least one, and returns at least those: it is called instead of
-    `predict` for such requests, unless steps come after the predictor. A fifth one, `predict_stream`, takes these two
-    (names may be none), a function `emit`, and whether the request `streams`. It calls `emit` with each part of its
-    answer if the request streams, else with None, as often as it can end: once `emit` returns False, the client has
-    gone, and what it returns is thrown away. A sixth one, `make_profiler`, returns a profiler
-    of one run (`trims_predictors.frameworks.profiling.Profiler`), for requests whose callers ask for layers.
+    process: hot spares, and those on devices, call it before a request comes. Where inputs are text it is called only
+    if the predictor has `rehearses_text = True`, with a few words in each element. If it returns outputs as `predict`
+    does, memory for an answer of their size is made ready, too. A fourth one, `predict_only`, takes the inputs of
+    `predict` and the names of the outputs that requests ask for, of which there is at least one, and returns at least
+    those: it is called instead of `predict` for such requests, unless steps come after the predictor. A fifth one,
+    `predict_stream`, takes these two (names may be none), a function `emit`, and whether the request `streams`. It
+    calls `emit` with each part of its answer if the request streams, else with None, as often as it can end: once
+    `emit` returns False, the client has gone, and what it returns is thrown away. A sixth one, `make_profiler`, returns
+    a profiler of one run (`trims_predictors.frameworks.profiling.Profiler`), for requests whose callers ask for layers.
     """
 
     def load(self, weights: Weights, context: Context) -> None:

@@ -1,0 +1,205 @@
+"""Bad days of predictors on a device, and of the spares that wait there; on the fake device."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import device_cases
+import numpy as np
+import pytest
+from endpoints import Endpoint, is_gone
+from looking import leases, restart, wait_until
+from on_device import OTHER_UUID, UUID
+
+from trims.memory.cuda.api import Device
+from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+torch = pytest.importorskip("torch", reason="missing framework: torch")
+TOTAL_BYTES = 512 << 20
+SETTINGS = {"gpus": "auto", "gpu_share": 0.5, "gpu_reserve_bytes": "64MiB"}
+
+
+@pytest.fixture
+def cuda(folder: Path) -> str:
+    """Two devices."""
+    (folder / "cuda").mkdir()
+    return make_devices(folder / "cuda", [Device(each, "Fake", TOTAL_BYTES) for each in (UUID, OTHER_UUID)])
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., Daemon], cuda: str) -> Daemon:
+    return serve(**SETTINGS, cuda=cuda)
+
+
+@pytest.fixture
+def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
+    made = Endpoint(daemon.config.runtime_dir, "--isolation", "process", "--keep-alive-s", "0")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def register(daemon: Daemon, folder: Path) -> Callable[..., str]:
+    """Register a model of torch on the first device; with `fails` its predictor fails on order."""
+    from safetensors.torch import save_file
+
+    from trims.testing.torch_modules import conv_net
+
+    save_file(conv_net().state_dict(), folder / "m.safetensors")
+    artifact = {"path": str(folder / "m.safetensors"), "options": {"module": "trims.testing.torch_modules:conv_net"}}
+
+    def put(name: str, *, fails: bool = False) -> str:
+        fields = device_cases.manifest(folder) if fails else {"artifact": artifact, "framework": {"name": "torch"}}
+        daemon.registry.put({"name": name, "residency": {"place": "gpu:0"}, **fields}, str(folder))
+        return name
+
+    return put
+
+
+def ask(endpoint: Endpoint, name: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
+    image = np.linspace(-1, 1, 48).tolist()
+    tensor = {"name": "image", "shape": [1, 3, 4, 4], "datatype": "FP32", "data": image}
+    status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", {"inputs": [tensor], "parameters": parameters})
+    return status, answer
+
+
+def answered(endpoint: Endpoint, name: str, **parameters: Any) -> dict[str, Any]:
+    status, answer = ask(endpoint, name, **parameters)
+    assert status == 200, answer
+    found: dict[str, Any] = answer["parameters"]
+    return found
+
+
+def spares(endpoint: Endpoint) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = endpoint.ask("GET", "/state")[1]["device_spares"]
+    return found
+
+
+def waiting(endpoint: Endpoint, *models: str) -> list[dict[str, Any]]:
+    wait_until(lambda: sorted(each["model"] for each in spares(endpoint)) == sorted(models), f"not {models} wait")
+    return spares(endpoint)
+
+
+def kill(spare: dict[str, Any]) -> None:
+    os.kill(spare["pid"], signal.SIGKILL)
+    wait_until(lambda: is_gone(spare["pid"]), "it was killed and is there")
+
+
+def test_a_spare_that_is_killed_costs_no_request(endpoint: Endpoint, register: Callable[..., str]) -> None:
+    answered(endpoint, register("m"))
+    (spare,) = waiting(endpoint, "m")
+    kill(spare)
+    assert answered(endpoint, "m")["predictor"] != "device_spare"
+    assert waiting(endpoint, "m")[0]["pid"] != spare["pid"], "another one is made"
+    assert answered(endpoint, "m")["predictor"] == "device_spare"
+
+
+def test_a_spare_holds_no_lease_and_its_model_can_be_evicted(
+    daemon: Daemon, endpoint: Endpoint, register: Callable[..., str]
+) -> None:
+    answered(endpoint, register("m"))
+    waiting(endpoint, "m")
+    wait_until(lambda: not leases(daemon), "something holds a lease")
+    assert endpoint.ask("POST", "/ui/models/m/evict", {"place": "gpu:0"})[0] == 200
+    found = answered(endpoint, "m")
+    assert (found["predictor"], found["place"], found["resident"]) == ("device_spare", "gpu:0", False)
+
+
+@pytest.mark.parametrize("when", ["load", "run"])
+def test_a_process_that_dies_on_a_device_costs_its_own_request(
+    endpoint: Endpoint, register: Callable[..., str], folder: Path, when: str
+) -> None:
+    answered(endpoint, register("f", fails=True))
+    waiting(endpoint, "f")
+    device_cases.order(folder, f"die in {when}")
+    status, answer = ask(endpoint, "f")
+    assert (status, "SIGKILL" in answer["error"]) == (500, True)
+    assert answered(endpoint, "f")["place"] == "gpu:0"
+
+
+@pytest.mark.parametrize("when", ["load", "run"])
+def test_a_run_without_device_memory_is_answered_at_the_next_place(
+    endpoint: Endpoint, register: Callable[..., str], folder: Path, when: str
+) -> None:
+    answered(endpoint, register("m"))
+    register("f", fails=True)
+    device_cases.order(folder, f"lack memory in {when}")
+    status, answer = ask(endpoint, "f", place="gpu:0")
+    assert (status, "2.00 GiB" in answer["error"]) == (503, True)
+    device_cases.order(folder, "")
+    assert answered(endpoint, "f", place="gpu:0")["place"] == "gpu:0"
+
+
+def test_a_request_goes_on_to_the_next_place_that_it_allows(
+    endpoint: Endpoint, register: Callable[..., str], folder: Path
+) -> None:
+    register("m")
+    device_cases.order(folder, "lack memory in run")
+    assert answered(endpoint, "m", place="gpu:7,gpu:1,cpu")["place"] == "gpu:1", "there is no gpu:7"
+    status, answer = ask(endpoint, "m", place="gpu:7")
+    assert (status, "gpu:7" in answer["error"]) == (501, True)
+    for wrong in ("gpu,gpu", "gpu,tape"):
+        assert ask(endpoint, "m", place=wrong)[0] == 400
+
+
+def test_spares_are_given_up_when_other_programs_take_the_device(
+    endpoint: Endpoint, register: Callable[..., str], folder: Path
+) -> None:
+    answered(endpoint, register("m"))
+    waiting(endpoint, "m")
+    other = FakeCuda(str(folder / "cuda"))
+    other.use(UUID)
+    free, _ = other.memory()
+    address = other.allocate(free - (64 << 20))
+    waiting(endpoint)
+    assert answered(endpoint, "m")["place"] == "gpu:0"
+    other.free(address)
+    other.leave()
+    answered(endpoint, "m")
+    waiting(endpoint, "m")
+
+
+def test_models_with_code_of_their_own_share_no_spares(endpoint: Endpoint, register: Callable[..., str]) -> None:
+    answered(endpoint, register("f", fails=True))
+    waiting(endpoint, "f")
+    assert answered(endpoint, register("m"))["predictor"] != "device_spare", "code of another model was in it"
+    waiting(endpoint, "m")
+    assert answered(endpoint, "f")["predictor"] == "device_spare", "one that has run ours alone suits all"
+
+
+def test_a_lost_device_ends_its_spares_and_the_other_one_answers(
+    endpoint: Endpoint, register: Callable[..., str], folder: Path
+) -> None:
+    answered(endpoint, register("m"))
+    (spare,) = waiting(endpoint, "m")
+    lose_device(folder / "cuda", UUID)
+    assert answered(endpoint, "m", place="gpu:0,gpu:1")["place"] == "gpu:1"
+    wait_until(lambda: is_gone(spare["pid"]), "its device is lost, and it waits")
+
+
+def test_spares_that_wait_serve_the_next_daemon(
+    daemon: Daemon, serve: Callable[..., Daemon], endpoint: Endpoint, register: Callable[..., str], cuda: str
+) -> None:
+    answered(endpoint, register("m"))
+    (spare,) = waiting(endpoint, "m")
+    restart(daemon, serve, **SETTINGS, cuda=cuda)
+    assert answered(endpoint, "m")["place"] == "gpu:0"
+    assert not is_gone(spare["pid"]) or waiting(endpoint, "m")
+
+
+def test_an_endpoint_without_device_spares_has_none(daemon: Daemon, register: Callable[..., str]) -> None:
+    made = Endpoint(daemon.config.runtime_dir, "--isolation", "process", "--device-spares", "0")
+    try:
+        assert answered(made, register("m"))["place"] == "gpu:0"
+        assert answered(made, "m")["place"] == "gpu:0"
+        assert spares(made) == []
+    finally:
+        made.end()
