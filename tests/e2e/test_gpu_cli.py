@@ -138,3 +138,21 @@ def test_doctor_knows_the_device_that_the_daemon_has(
         "ok",
         "free of 256.0 MiB, shared by vmm, a tier of the daemon that runs"[-61:],
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"framework": {"name": "mxnet"}}, "MXNet cannot compute"),
+        ({"framework": {"name": "onnxruntime"}, "options": {"optimize": "all"}}, "optimize: basic"),
+    ],
+)
+def test_a_model_that_a_device_cannot_run_is_refused_as_it_is_added(
+    gpu_daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], why: str
+) -> None:
+    artifact = {"path": "m.onnx", "options": fields.pop("options", {})}
+    manifest = {"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}
+    (folder / "m.onnx").write_bytes(b"a graph")
+    (folder / "m.yaml").write_text(json.dumps(manifest))
+    assert main(["--runtime-dir", str(gpu_daemon.config.runtime_dir), "add", str(folder / "m.yaml")]) == 1
+    assert why in " ".join(capsys.readouterr().err.split())

@@ -190,6 +190,7 @@ class Daemon:
             limits,
             always_hash=config.always_hash,
             in_place=config.trust == "identity",
+            real_devices=bool(self.gpus) and config.cuda == "driver",
             remote=self.sources.remote,
         )
         settings = StoreSettings(

@@ -46,8 +46,10 @@ from trims.formats.plugins import naming_foreign
 from trims.formats.settings import check_settings
 from trims.formats.transformers.folder import main_in
 from trims.manifests.addresses import without_secret
+from trims.manifests.device_support import why_not_on_device
 from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
 from trims.manifests.references import name_of
+from trims.manifests.runs import framework_in
 from trims.registry.versions import Entry
 from trims.store.catalog import FILE_PREFIX, identities_of
 from trims.store.resolve.addresses import Addresses, main_of, server_of
@@ -143,6 +145,7 @@ class Resolver:
         always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
             through shared mappings, which changes no time that could be compared.
         in_place: Artifacts may be served from their own files before they were read.
+        real_devices: Frameworks meet NVIDIA's GPUs where a manifest names a device, and no stand-in.
         remote: Fetches addresses; None for a store that has none.
         clock: Monotonic seconds.
         rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
@@ -158,6 +161,7 @@ class Resolver:
         *,
         always_hash: bool = False,
         in_place: bool = False,
+        real_devices: bool = False,
         remote: Remote | None = None,
         clock: Callable[[], float] = time.monotonic,
         rest_s: Callable[[Path], float] | None = None,
@@ -169,6 +173,7 @@ class Resolver:
         self._limits = limits
         self._digests = FileDigests(catalog, trusts=not always_hash, rest_s=rest_s or rest_of)
         self._in_place = in_place and not always_hash
+        self._real_devices = real_devices
         #: Keys of artifacts that turned out to need a conversion, and why.
         self._not_in_place: dict[str, str] = {}
         self._clock = clock
@@ -418,7 +423,16 @@ class Resolver:
             check_settings(manifest, chosen, main)
         except NotSupportedError as error:
             return str(error)
-        return ""
+        framework = framework_in(manifest, "" if chosen is None else chosen.format)
+        return why_not_on_device(manifest, framework, self._versions_for(manifest, framework))
+
+    def _versions_for(self, manifest: Manifest, framework: str) -> Callable[[Sequence[str]], Mapping[str, str]] | None:
+        """Return what looks into the environment of a model's predictors; None where no framework meets a real GPU."""
+        if not (self._real_devices and framework):
+            return None
+        version = manifest.framework.version if manifest.framework is not None else ""
+        python = self._picker.again(manifest.name, framework, version, required=False)
+        return Environment(python).versions
 
     def where_now(self, name: str) -> str | None:
         """Return `where` if that is known without reading anything, else None. Memory only: never blocks."""
