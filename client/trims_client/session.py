@@ -274,6 +274,8 @@ class Session:
                 if not (again and ended):
                     raise
                 again = False
+                if isinstance(error, DeviceLostError):  # another device may serve a request for any
+                    message = {**message, "instead_of": str(answer["place"])}
             else:
                 return answer, borrow, channel.daemon_uid in (0, os.geteuid())
 

@@ -109,12 +109,14 @@ class Bench:
 class Devices(Bench):
     """Two devices with a reserve of 10 bytes each."""
 
-    def __init__(self, *, peers: bool = False, cpu_bytes: int = 1000) -> None:
+    def __init__(
+        self, *, peers: bool = False, cpu_bytes: int = 1000, quotas: Mapping[str, Quota] | None = None
+    ) -> None:
         super().__init__()
         places = {CPU: cpu_bytes, DISK: 1000, GPU: 100, OTHER: 100}
         pairs = [(GPU, OTHER), (OTHER, GPU)] if peers else []
         policies = {place: LeastRecentlyUsed() for place in places}
-        self.residency = Residency(places, policies, reserves={GPU: 10, OTHER: 10}, peers=pairs)
+        self.residency = Residency(places, policies, reserves={GPU: 10, OTHER: 10}, peers=pairs, quotas=quotas)
 
     def want(self, key: str, workspace_bytes: int, *, session: int = 1, place: Place = GPU) -> list[Instruction]:
         """Open a model whose readers need that much beside it."""

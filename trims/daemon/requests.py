@@ -194,7 +194,7 @@ class Requests:
             return
         name = name_of(connection, request)
         verified = tenant is not None and tenant.verified
-        place = Place.wanted(request.place) if request.place not in (None, ANYWHERE) else None
+        place, avoids = _place(request.place), _place(request.instead_of)
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:
@@ -202,7 +202,7 @@ class Requests:
             return
         self._store.open(
             name, answer, session=connection.number, place=place, deadline_s=request.deadline_s, tenant=whose,
-            verified=verified,
+            verified=verified, avoids=avoids,
         )  # fmt: skip
 
     def _prefetch(self, connection: Connection, request: Open, name: str, place: Place | None, over: Over) -> None:
@@ -252,6 +252,10 @@ class Requests:
                 f"process {connection.peer.pid} cannot be seen from here, and memory at {granted.place} must not be "
                 "freed before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
             )
+
+
+def _place(text: str | None) -> Place | None:
+    return None if text in (None, ANYWHERE) else Place.wanted(text)
 
 
 def pages_with_grant(granted: Granted) -> tuple[Pages, ...]:

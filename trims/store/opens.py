@@ -120,6 +120,7 @@ class Opens:
         tenant: str | None = None,
         verified: bool = False,
         hint: bool = False,
+        avoids: Place | None = None,
     ) -> None:
         """Ask for a model. `answer` is called once: at once if it is resident, else when it is or cannot be.
 
@@ -136,13 +137,14 @@ class Opens:
             hint: An open is going to follow, and waits for nothing yet. With no place, an artifact that has no image
                 is made ready to be served from its own files, as that open will be: a conversion would take the
                 processors from the program that is going to open it.
+            avoids: A device that the session could not use; of any devices, another one serves it.
         """
         resolved = self._resolver.known(name)
         if resolved is None and name in self._resolver.references.known:
             name = self._resolver.references.fresh(name)
             resolved = self._resolver.known(name)
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
-        waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
+        waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant, avoids=avoids)
         ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)
         self._counters["opens" if lease else "prefetches"] += 1
         if resolved is not None and (resolved.hashed or ask.anywhere):

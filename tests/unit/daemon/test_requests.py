@@ -18,7 +18,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     PermissionDeniedError,
 )
-from trims.core.place import CPU, Place
+from trims.core.place import ANY_GPU, CPU, Place
 from trims.daemon.clients import Connection
 from trims.daemon.requests import MAX_FILES_WITH_GRANT, MAX_PENDING, Requests, file_name, grant_message
 from trims.memory.cuda.drivers import Export
@@ -104,12 +104,23 @@ def test_a_close_is_confirmed_if_the_client_wants_to_know(bench: Bench, number: 
 
 def test_an_open_is_passed_on_with_the_session_and_counts_until_it_is_answered(bench: Bench) -> None:
     bench.requests.handle(bench.connection, an_open(model="bert", place="gpu:1", deadline_s=5.0))
-    wanted = {"session": 3, "place": Place.parse("gpu:1"), "deadline_s": 5.0, **OPERATOR}
+    wanted = {"session": 3, "place": Place.parse("gpu:1"), "deadline_s": 5.0, "avoids": None, **OPERATOR}
     assert bench.asked == [("open", "bert", wanted)]
     assert bench.connection.pending == 1
     bench.requests.answer(bench.connection, 1, granted())
     assert bench.connection.pending == 0
     assert bench.sent == [(grant_message(1, granted()), 5)]
+
+
+@pytest.mark.parametrize(
+    ("instead_of", "avoids"), [("gpu:1", Place.parse("gpu:1")), ("cpu", CPU), ("auto", None), (None, None)]
+)
+def test_an_open_for_any_device_avoids_the_one_that_could_not_serve(
+    bench: Bench, instead_of: str | None, avoids: Place | None
+) -> None:
+    bench.requests.handle(bench.connection, an_open(model="bert", place="gpu", instead_of=instead_of))
+    ((_, _, asked),) = bench.asked
+    assert (asked["place"], asked["avoids"]) == (ANY_GPU, avoids)
 
 
 def test_pages_of_an_artifacts_files_go_with_the_grant(bench: Bench) -> None:

@@ -96,19 +96,18 @@ class Admission:
             event: What is wanted, where.
             again: The same waiter was here before, for another place.
         """
-        if event.waiter.wants_lease and not again:
-            self._count_demand(event.key)
-        if event.place is ANY_GPU:
-            first, *others = placement.devices(self._ledger, event.key, event.workspace_bytes or 0)
-            event = replace(event, place=first, waiter=replace(event.waiter, others=tuple(others)))
         ledger, waiter, place = self._ledger, event.waiter, event.place
+        if waiter.wants_lease and not again:
+            ledger.demand.uncounted.append(event.key)
+            if len(ledger.demand.uncounted) >= COUNTED_AT_ONCE:
+                ledger.demand.count()
         replica = ledger.table.replicas.get((event.key, place))
         sealed = replica is not None and replica.state is State.SEALED
         if event.anywhere and not sealed:
             self._request_anywhere(event)
             return
         if place not in ledger.capacity.at:
-            self.refuse(waiter, capacity_errors.no_such_place(place, ledger.capacity.at), event.at_s)
+            self._request_device(event)
             return
         if waiter.tenant is not None and self._is_over_quota(event, replica):
             return
@@ -126,11 +125,14 @@ class Admission:
             ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
             self._waiter_joined(replica, event.at_s)
 
-    def _count_demand(self, key: str) -> None:
-        demand = self._ledger.demand
-        demand.uncounted.append(key)
-        if len(demand.uncounted) >= COUNTED_AT_ONCE:
-            demand.count()
+    def _request_device(self, event: Requested) -> None:
+        """Choose the device for a request that wants any; refuse a place that is not here."""
+        ledger, waiter, place = self._ledger, event.waiter, event.place
+        if place is not ANY_GPU:
+            self.refuse(waiter, capacity_errors.no_such_place(place, ledger.capacity.at), event.at_s)
+            return
+        first, *others = placement.devices(ledger, event.key, event.workspace_bytes or 0, waiter.avoids)
+        self.request(replace(event, place=first, waiter=replace(waiter, others=tuple(others))), again=True)
 
     def _is_over_quota(self, event: Requested, replica: Replica | None) -> bool:
         """Return whether a tenant may not have this lease. Then serve it from files if possible, else refuse it."""

@@ -53,13 +53,13 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
     return (absent or places or [CPU])[0]
 
 
-def devices(ledger: Ledger, key: str, workspace_bytes: int) -> list[Place]:
+def devices(ledger: Ledger, key: str, workspace_bytes: int, avoids: Place | None = None) -> list[Place]:
     """Return the devices where an image can be served, best first; the first device, which is not there, if none is.
 
     1. One where the image lies is best, of several the one with the fewest readers; then one where it comes.
     2. Then those with room for it, most room first, and those where least would have to be evicted. While its size is
        unknown, it takes none.
-    3. One that it leaves just now, or that is too small, comes last.
+    3. One that it leaves just now, or that is too small, comes last, and after it the one that the session avoids.
     """
     found = [place for place in ledger.capacity.at if place.tier is TierKind.GPU]
     there = ledger.table.by_key.get(key, {})
@@ -69,6 +69,8 @@ def devices(ledger: Ledger, key: str, workspace_bytes: int) -> list[Place]:
         replica, books = there.get(place), ledger.capacity.at[place]
         wanted = Replica(key, place, 0, nbytes=nbytes, workspace_bytes=workspace_bytes)
         missing = books.need_of(wanted) - books.coming_bytes
+        if place is avoids:
+            return 5, 0, place.device
         if replica is not None and replica.state is State.SEALED:
             return 0, len(replica.leases), place.device
         if replica is not None and replica.state in _COMING:
