@@ -146,13 +146,17 @@ def test_doctor_knows_the_device_that_the_daemon_has(
         ({"framework": {"name": "mxnet"}}, "MXNet cannot compute"),
         ({"framework": {"name": "onnxruntime"}, "options": {"optimize": "all"}}, "optimize: basic"),
     ],
+    ids=["mxnet", "onnx"],
 )
 def test_a_model_that_a_device_cannot_run_is_refused_as_it_is_added(
     gpu_daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], why: str
 ) -> None:
+    pytest.importorskip("onnx", reason="missing framework: onnx")
+    from onnx_files import linear
+
     artifact = {"path": "m.onnx", "options": fields.pop("options", {})}
     manifest = {"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}
-    (folder / "m.onnx").write_bytes(b"a graph")
+    linear(folder).rename(folder / "m.onnx")
     (folder / "m.yaml").write_text(json.dumps(manifest))
     assert main(["--runtime-dir", str(gpu_daemon.config.runtime_dir), "add", str(folder / "m.yaml")]) == 1
     assert why in " ".join(capsys.readouterr().err.split())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.place import TierKind
+from trims.core.place import Place, TierKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims.core.place import Place
     from trims.manifests.manifest import Manifest
 
     #: Distributions -> the versions of those that are installed where the model runs.
@@ -29,7 +28,7 @@ def why_not_on_device(manifest: Manifest, framework: str, versions: Versions | N
         versions: Looks into the environment of the predictors; None where devices are no NVIDIA GPUs.
     """
     place, own = manifest.residency.place, manifest.predictor
-    if not _is_device(place) or own.call or own.name or own.function:  # own code computes with what it likes
+    if not is_on_device(manifest) or own.call or own.name or own.function:  # own code computes with what it likes
         return ""
     begin = f"{manifest.name!r} is kept at {place}, "
     if framework == "mxnet":
@@ -44,8 +43,10 @@ def why_not_on_device(manifest: Manifest, framework: str, versions: Versions | N
     return "" if versions is None else _why_not_by_build(begin, framework, versions)
 
 
-def _is_device(place: Place | str | None) -> bool:
-    return str(place or "").startswith(TierKind.GPU.value)
+def is_on_device(manifest: Manifest) -> bool:
+    """Return whether a manifest keeps its model in the memory of a device."""
+    place = manifest.residency.place
+    return isinstance(place, Place) and place.tier is TierKind.GPU
 
 
 def _why_not_by_build(begin: str, framework: str, versions: Versions) -> str:

@@ -27,6 +27,7 @@ from trims.core.residency.events import (
     MemoryShort,
     Tick,
 )
+from trims.manifests.device_support import is_on_device
 from trims.store.catalog import FILE_PREFIX
 from trims.store.pins import Pins, SizesAt
 from trims.store.resolve.hashing import Reading
@@ -253,7 +254,8 @@ class Store:
 
     def find_refusal(self, manifest: Manifest) -> str:
         """Return why the predictor of a model, registered or not, would refuse all requests; empty as `find_format`."""
-        if not (manifest.predictor.options or manifest.predictor.max_batch_size):
+        stated = manifest.predictor.options or manifest.predictor.max_batch_size
+        if not (stated or is_on_device(manifest)):
             return ""
         where = self.resolver.where_of(manifest)
         return self._looked(manifest.name, where, lambda: self.resolver.find_refusal(manifest))
