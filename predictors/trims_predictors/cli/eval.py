@@ -32,7 +32,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     evaluate.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help="see trims run")
     text = "tiers to start from, with commas between: cloud, file, disk, cpu, gpu (default: file,disk,cpu)"
     evaluate.add_argument("--from", dest="tiers", help=text)
-    text = "ways to start, with commas between: alone, fresh, template, hot, settled (default: all)"
+    text = "ways to start, with commas between: alone, fresh, template, spare, hot, settled (default: all)"
     evaluate.add_argument("--how", dest="ways", help=text)
     evaluate.add_argument("--repeat", type=int, help="samples of each (default: 10)")
     text = "sizes of requests to a running predictor, with commas between (default: 1); of a load one (default: 8)"

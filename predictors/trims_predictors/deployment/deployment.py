@@ -9,11 +9,12 @@ from trims.core.errors import CallerError
 from trims.core.place import TierKind
 from trims.manifests.serving import NO_SIGNATURE
 from trims_predictors.deployment.cpu_shares import share
+from trims_predictors.frameworks import HANDLER
 from trims_predictors.sandbox.sandbox import OWN_PROCESS, Isolation
 from trims_predictors.tensors import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trims.manifests.serving import Signature, TensorType
@@ -205,6 +206,27 @@ def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Mes
         "postprocess": [asdict(each) for each in deployment.postprocess], "memory_bytes": memory_bytes,
         "batch": deployment.batch, "variables": dict(deployment.variables),
     }  # fmt: skip
+
+
+def warm_message(
+    deployment: Deployment, image: Sequence[str], given: object, memory_bytes: int | None = None
+) -> Message:
+    """Return the message that has a worker warm up on the device where an image lies; see `worker`.
+
+    Args:
+        deployment: Of a model with this image.
+        image: Its key and place.
+        given: Inputs to rehearse, as a predictor reported them; None for none.
+        memory_bytes: As for `load_message`.
+    """
+    return {
+        **load_message(deployment, memory_bytes),
+        "op": "warm",
+        "image": list(image),
+        # A class of the user's own is not loaded ahead: it may do anything.
+        "builds": deployment.is_plain or deployment.how == HANDLER,
+        "given": given,
+    }
 
 
 @dataclass(frozen=True, slots=True)

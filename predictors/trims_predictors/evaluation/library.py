@@ -52,7 +52,7 @@ def evaluate(
         model: As registered; empty to go on with an evaluation.
         inputs: Arrays of each request by name; None for some that are made from a stated seed.
         tiers: To start from: `file`, `disk`, `cpu`, `gpu`.
-        ways: To start in: `alone`, `fresh`, `template`, `hot`, `settled`.
+        ways: To start in: `alone`, `fresh`, `template`, `spare`, `hot`, `settled`.
         repeats: Samples of each.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.

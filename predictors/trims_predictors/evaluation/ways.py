@@ -11,7 +11,7 @@ import numpy as np
 from trims.core.errors import PredictorError
 from trims.trace.spans import span
 from trims_predictors.children.worker_process import spawn
-from trims_predictors.deployment.deployment import load_message
+from trims_predictors.deployment.deployment import is_device, load_message, warm_message
 from trims_predictors.frameworks.alone import why_not as why_not_alone
 from trims_predictors.tensors import to_array
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from trims_predictors.tensors import Tensor
     from trims_predictors.warm.warm_pool import WarmPool
 
-#: The framework without trims; a program of its own; a fork of a template; a predictor that has just answered once; one
-#: that has answered often, and then nothing for a while.
-ALONE, FRESH, TEMPLATE, HOT, SETTLED = "alone", "fresh", "template", "hot", "settled"
-WAYS = (ALONE, FRESH, TEMPLATE, HOT, SETTLED)
-#: Ways in which the predictor runs already.
+#: The framework without trims; a program of its own; a fork of a template; a fork made ahead, which on a device holds a
+#: context and has run the model there; a predictor that has just answered once; one that has answered often, and then
+#: nothing for a while.
+ALONE, FRESH, TEMPLATE, SPARE, HOT, SETTLED = "alone", "fresh", "template", "spare", "hot", "settled"
+WAYS = (ALONE, FRESH, TEMPLATE, SPARE, HOT, SETTLED)
+#: Ways in which the predictor has loaded the model already.
 RUNNING = (HOT, SETTLED)
 #: Runs before a predictor rests to be settled.
 _SETTLING_RUNS = 20
@@ -82,6 +83,8 @@ class Starter:
             await self._teach()
             process = await self._templates.take(self._deployment.environment)
             await process.end()
+        elif way == SPARE:
+            self._hot = await self._spare(batch)
         elif way in RUNNING:
             process = await self._templates.take(self._deployment.environment)
             try:
@@ -95,13 +98,32 @@ class Starter:
                 raise
             self._hot = process
 
+    async def _spare(self, batch: int) -> PredictorProcess:
+        """Return a process as an endpoint has them wait, where the model's weights lie now."""
+        await self._teach()
+        first = await self._templates.make(self._deployment.environment)
+        try:
+            loaded = await self._load(first)
+            given = (await self._answer(first, batch)).get("given")
+        finally:
+            await first.end()
+        spare = await self._templates.make(self._deployment.environment)
+        if is_device(str(loaded["place"])):
+            message = warm_message(self._deployment, loaded["image"], given)
+            try:
+                await spare.ask(message, deadline_s=_LOAD_S)
+            except BaseException:
+                spare.kill("it could not be warmed")
+                raise
+        return spare
+
     async def _teach(self) -> None:
         """Have the template learn what the model imports, once, as an endpoint's templates do."""
         until = asyncio.get_running_loop().time() + _LEARNING_S
         for _ in range(0 if self._is_taught else _ROUNDS):
             process = await self._templates.take(self._deployment.environment)
             try:
-                imported = await self._load(process)
+                imported = (await self._load(process))["imported"]
             finally:
                 await process.end()
             environment, preload = self._deployment.environment, self._deployment.preload
@@ -115,10 +137,12 @@ class Starter:
 
     async def start(self, way: str, batch: int = 1) -> tuple[PredictorProcess, list[Tensor]]:
         """Have a process answer one request. Return it, and the outputs."""
-        if way in RUNNING:
+        if way == SPARE or way in RUNNING:
             process, self._hot = self._hot, None
             assert process is not None, "prepare before start"
             try:
+                if way == SPARE:
+                    await self._load(process)
                 return process, await self._run(process, batch)
             except BaseException:
                 process.kill("its sample failed")
@@ -154,13 +178,11 @@ class Starter:
         with span("prepare"):
             await process.ask(message, deadline_s=_LOAD_S)
 
-    async def _load(self, process: PredictorProcess, *, alone: bool = False) -> list[str]:
-        """Have a process load the model. Return the modules that it had to import."""
+    async def _load(self, process: PredictorProcess, *, alone: bool = False) -> Message:
+        """Have a process load the model. Return its answer."""
         message = {**load_message(self._deployment), "record": False}
         with span("load model"):
-            answer = await process.ask({**message, "alone": self._artifact} if alone else message, deadline_s=_LOAD_S)
-        imported: list[str] = answer["imported"]
-        return imported
+            return await process.ask({**message, "alone": self._artifact} if alone else message, deadline_s=_LOAD_S)
 
     async def _run(self, process: PredictorProcess, batch: int) -> list[Tensor]:
         outputs: list[Tensor] = (await self._answer(process, batch))["outputs"]

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ModelNotFoundError, TrimsError
 from trims.core.place import TierKind
-from trims_predictors.deployment.deployment import is_device, load_message
-from trims_predictors.frameworks import HANDLER
+from trims_predictors.deployment.deployment import is_device, warm_message
 from trims_predictors.tasks import Background
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from trims.control import Device
-    from trims.wire.frames import Message
     from trims_predictors.children.launcher import Environment
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Deployment, Settings
@@ -305,7 +303,9 @@ class DeviceSpares:
         try:
             process = await self._warm_pool.make(kind.environment)
             await self._warm_pool.calm()
-            answer = await process.ask(self._message(latest), deadline_s=self._settings.load_deadline_s)
+            given, settings = self._rehearsals.of(deployment.key), self._settings
+            message = warm_message(deployment, latest.image, given, settings.most_predictor_bytes)
+            answer = await process.ask(message, deadline_s=settings.load_deadline_s)
         except (TrimsError, OSError) as error:
             self._failed.add(kind)
             level = logging.DEBUG if isinstance(error, ModelNotFoundError) else logging.WARNING
@@ -327,17 +327,6 @@ class DeviceSpares:
         self._warm_pool.shelve(process)
         process.going.add_done_callback(lambda _: self._gone(spare))
         self._warm_pool.teach(kind.environment, [*deployment.preload, *answer["imported"]])
-
-    def _message(self, latest: _Latest) -> Message:
-        deployment = latest.deployment
-        return {
-            **load_message(deployment, self._settings.most_predictor_bytes),
-            "op": "warm",
-            "image": list(latest.image),
-            # A class of the user's own is not loaded ahead: it may do anything.
-            "builds": deployment.is_plain or deployment.how == HANDLER,
-            "given": self._rehearsals.of(deployment.key),
-        }
 
     def _drop(self, spare: _Spare, why: str) -> None:
         self._waiting.remove(spare)

@@ -8,6 +8,7 @@ const TIERS = ["file", "disk", "cpu", "gpu"];
 const USUAL_TIERS = ["file", "disk", "cpu"];
 const WAYS = [
   ["alone", "the framework alone"], ["fresh", "a program of its own"], ["template", "a fork of a template"],
+  ["spare", "a fork that waited"],
   ["hot", "one that runs already"], ["settled", "the same after a rest"],
 ];
 const LEVELS = ["model", "framework", "library", "system", "hardware"];
