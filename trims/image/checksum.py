@@ -19,7 +19,11 @@ Errors that are found:
   that are exchanged go unnoticed only if the difference of their factors, times that of the bytes, is a multiple of
   2^64. Rows of W differ, so this holds within a row as well.
 
-It guards against faults, not against an adversary, for whom blake3 is kept. Not covered: who computes it, and when.
+It guards against faults, not against an adversary, for whom blake3 is kept.
+
+An image keeps its checksum in the header of its index (`stamp`, `stated`): that of all its bytes, with zeros in the
+place of the checksum itself. One of 0, for which that place stands empty, counts as none. Not covered: who computes it,
+and when.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims.image.index import CHECKSUM
+from trims.image.reader import ImageView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,6 +97,31 @@ def change(before: bytes, after: bytes, offset: int) -> int:
     return (part(pad + after, added) - part(pad + before, added)) % _MODULUS
 
 
+def stamp(image: memoryview) -> int:
+    """Compute the checksum of a complete image that has none yet, and write it there; return it."""
+    place = _place_of(ImageView(image))
+    image[place] = bytes(8)
+    found = checksum(image)
+    image[place] = found.to_bytes(8, "little")
+    return found
+
+
+def stated(image: ImageView) -> int | None:
+    """Return the checksum that an image, or its head, states; None if it has none."""
+    return image.index_header.checksum or None
+
+
+def of_image(parts: int, head: ImageView) -> int:
+    """Return the checksum of an image, to be compared with what it states.
+
+    Args:
+        parts: The sum of all its parts, as they lie.
+        head: The image, or its head alone.
+    """
+    own = head.index_header.checksum.to_bytes(8, "little")
+    return whole(parts + change(own, bytes(8), _place_of(head).start), head.nbytes)
+
+
 def multiplier(argument: int) -> int:
     """Return M: splitmix64 of the argument, made odd."""
     return _mixed((argument + 1) * _GOLDEN % _MODULUS) | 1
@@ -112,6 +143,10 @@ def weights() -> tuple[tuple[int, ...], ...]:
             row[-1] += 1 if row[-1] < 127 else -1
         rows[tuple(row)] = None
     return tuple(rows)
+
+
+def _place_of(image: ImageView) -> slice:
+    return slice(image.data_start + CHECKSUM.start, image.data_start + CHECKSUM.stop)
 
 
 def _mixed(number: int) -> int:

@@ -4,10 +4,13 @@ It is the first tensor of the data block, so that an attaching process finds it 
 Little endian throughout:
 
     header   magic 8s | tensor count u32 | dimension count u32 | names bytes u64 | index bytes u64
-             | program offset u64 | program bytes u64 | data bytes u64          (64 bytes with padding)
+             | program offset u64 | program bytes u64 | data bytes u64 | checksum u64                (64 bytes)
     records  name offset u32 | name bytes u32 | data offset u64 | first dimension u32 | dtype u8 | rank u8 | zero u16
     extents  u64 each
     names    UTF-8, end to end
+
+The checksum is that of `trims.image.checksum`, of the whole image with zeros in its place; 0 stands for none, as in
+images of versions before it, which end the header with padding.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ LENGTH = struct.Struct("<Q")
 #: a child parses before the first byte of weights is read, and admits some 200,000 tensors.
 MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
-HEADER = struct.Struct("<8sIIQQQQQ8x")
+HEADER = struct.Struct("<8sIIQQQQQQ")
+#: Place of the checksum in the header.
+CHECKSUM = slice(HEADER.size - 8, HEADER.size)
 RECORD = struct.Struct("<IIQIBBH")
 _U32 = struct.Struct("<I")
 #: Most occurrences of a tensor's name in the text of all names, before the whole table is read for it.
@@ -40,7 +45,8 @@ _WIDTHS = tuple(DTYPE_BYTES.values())
 class IndexHeader(NamedTuple):
     """The fixed part: enough to find everything else in O(1).
 
-    Offsets count from the start of the data block; `program_bytes` is 0 when the image has no program.
+    Offsets count from the start of the data block; `program_bytes` is 0 when the image has no program, and `checksum`
+    when it has none.
     """
 
     tensors: int
@@ -50,6 +56,7 @@ class IndexHeader(NamedTuple):
     program_offset: int
     program_bytes: int
     data_bytes: int
+    checksum: int = 0
 
 
 def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int:
@@ -109,7 +116,7 @@ def encode_columns(
     extents = list(chain.from_iterable(shapes))
     size = HEADER.size + len(records) + 8 * len(extents) + sum(lengths)
     counts = (len(names), len(extents), sum(lengths), size)
-    header = HEADER.pack(MAGIC, *counts, program_offset, program_bytes, data_bytes)
+    header = HEADER.pack(MAGIC, *counts, program_offset, program_bytes, data_bytes, 0)
     return b"".join((header, records, struct.pack(f"<{len(extents)}Q", *extents), text.encode()))
 
 
@@ -117,14 +124,14 @@ def decode_header(data: bytes | memoryview) -> IndexHeader:
     """Read and check the fixed part. Raises ImageError."""
     if len(data) < HEADER.size:
         raise ImageError(f"the data block of {len(data)} bytes is too short for an index")
-    magic, tensors, dimensions, names, size, program_offset, program, total = HEADER.unpack_from(data)
+    magic, tensors, dimensions, names, size, program_offset, program, total, checksum = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise ImageError(f"no trims index: the data block begins with {bytes(magic)!r}")
     if size != HEADER.size + tensors * RECORD.size + 8 * dimensions + names or size > total:
         raise ImageError(f"the index claims {size} bytes, which its own counts contradict")
     if program_offset + program > total:
         raise ImageError("the program lies outside the data block")
-    return IndexHeader(tensors, dimensions, names, size, program_offset, program, total)
+    return IndexHeader(tensors, dimensions, names, size, program_offset, program, total, checksum)
 
 
 def decode_index(data: bytes | memoryview) -> Layout:

@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.errors import CallerError
-from trims.image.checksum import COLUMNS, ROW_BYTES, change, checksum, multiplier, part, weights, whole
+from trims.image.checksum import (
+    COLUMNS,
+    ROW_BYTES,
+    change,
+    checksum,
+    multiplier,
+    of_image,
+    part,
+    stamp,
+    stated,
+    weights,
+    whole,
+)
+from trims.image.plan import SourceTensor, plan_image
+from trims.image.reader import ImageView
 
 #: Lengths round the ends of a row, of one product and of one chunk.
 LENGTHS = [0, 1, 7, 1023, 1024, 1025, 2047, 3000, 32 * 1024 + 1, (256 << 10) - 1, 256 << 10, (256 << 10) + 1025]
@@ -120,3 +134,37 @@ def test_a_change_of_few_bytes_is_added_without_reading_the_others(data: bytes, 
     changed = data[:at] + after + data[at + len(after) :]
     added = change(data[at : at + len(after)], after, at)
     assert whole(part(data, 0) + added, len(data)) == checksum(changed)
+
+
+# -- in an image -------------------------------------------------------------------------------------------------------
+
+
+def an_image() -> bytearray:
+    def fill(place: memoryview) -> None:
+        place[:] = noise(len(place))
+
+    plan = plan_image([SourceTensor("a", "F32", (700,), fill), SourceTensor("b", "U8", (33,), fill)])
+    made = bytearray(plan.nbytes)
+    plan.write_into(memoryview(made))
+    return made
+
+
+def test_an_image_keeps_the_checksum_of_its_bytes_and_reads_as_before() -> None:
+    made = an_image()
+    before = ImageView(memoryview(bytes(made)))
+    assert stated(before) is None
+    found = stamp(memoryview(made))
+    after = ImageView(memoryview(made))
+    assert stated(after) == found == checksum(bytes(before._data))
+    assert after.layout == before.layout
+    assert of_image(part(made, 0), after) == found
+
+
+@given(st.data())
+def test_a_changed_byte_of_an_image_contradicts_what_it_states(draw: st.DataObject) -> None:
+    made = an_image()
+    stamp(memoryview(made))
+    head = ImageView(memoryview(bytes(made)))
+    at = draw.draw(st.integers(head.data_start + 64, len(made) - 1))
+    made[at] ^= draw.draw(st.integers(1, 255))
+    assert of_image(part(made, 0), head) != stated(head)

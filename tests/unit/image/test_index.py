@@ -42,8 +42,8 @@ def test_a_lie_in_the_index_header_is_noticed(image: bytearray, field: int, chan
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ((0, 0, 0, HEADER.size, 0, 0, HEADER.size - 1), "which its own counts contradict"),
-        ((0, 0, 0, HEADER.size, 60, 5, HEADER.size), "program lies outside"),
+        ((0, 0, 0, HEADER.size, 0, 0, HEADER.size - 1, 0), "which its own counts contradict"),
+        ((0, 0, 0, HEADER.size, 60, 5, HEADER.size, 0), "program lies outside"),
     ],
 )
 def test_an_index_header_that_cannot_be_true_is_refused_before_the_table_is_read(
