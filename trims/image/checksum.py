@@ -19,7 +19,7 @@ Errors that are found:
   that are exchanged go unnoticed only if the difference of their factors, times that of the bytes, is a multiple of
   2^64. Rows of W differ, so this holds within a row as well.
 
-It guards against faults, not against an adversary, for whom blake3 is kept.
+The checksum guards against faults. Against changes by intent there is blake3.
 
 An image keeps its checksum in the header of its index (`stamp`, `stated`): that of all its bytes, with zeros in the
 place of the checksum itself. One of 0, for which that place stands empty, counts as none. Not covered: who computes it,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ROW_BYTES = 1024
 COLUMNS = 4
 _MODULUS = 1 << 64
-#: Of the argument of M for the length, so that no row has it.
+#: Added to the length to make the argument of M, so that no row shares it.
 _LENGTHS = 1 << 63
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
