@@ -85,8 +85,8 @@ bench: env mxnet-env clients-env ## the figures of docs/benchmarks.md, into benc
 
 # On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which
 # `make gpu-wheels` fetches where the internet is; what is missing still is named before anything runs.
-# Three stages, each below nine minutes, for a machine that is lent for minutes: `make gpu-check STAGE=sound`, then
-# `flow`, then `models`; without STAGE all of them in one run.
+# Four stages, each below nine minutes, for a machine that is lent for minutes: `make gpu-check STAGE=sound`, then
+# `answers`, `flow` and `models`; without STAGE all of them in one run.
 # GPU_ARGS: `--only 1,3,a,tests`, `--limit-s 300`, `--most-bytes N`; `--fake --no-tests` to try it without a GPU.
 STAGE ?= all
 GPU_PYTHON ?= python3

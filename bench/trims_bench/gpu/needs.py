@@ -67,6 +67,20 @@ _MORE = (
     Need("click", "", "what typer needs"),
     Need("shellingham", "", "what typer needs"),
 )  # fmt: skip
+_ANSWERS = "the figures of answers"
+#: Packages of the endpoint's own packages.
+_OF_ENDPOINT = (
+    "starlette",
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "annotated-doc",
+    "typing-inspection",
+    "anyio",
+    "idna",
+    "sniffio",
+    "h11",
+)
 _BRING = (
     "run `make gpu-wheels` where the internet is, and take the folder .whl along (some 22 MiB, which git ignores: a "
     "clone does not have it)"
@@ -81,13 +95,18 @@ def needs() -> list[Need]:
     """Everything, from pyproject.toml and the table above."""
     project = _project()
     for_gpu = project["optional-dependencies"]["gpu"]
+    for_endpoint = project["optional-dependencies"]["endpoint"]
     found = []
+    for text in for_endpoint:
+        matched = _SPECIFIER.match(text)
+        assert matched is not None, f"pyproject.toml names {text!r}"
+        found.append(Need(matched[1], matched[2] or "", _ANSWERS))
     for text in [*project["dependencies"], *for_gpu]:
         matched = _SPECIFIER.match(text)
         assert matched is not None, f"pyproject.toml names {text!r}"
         name, minimum = matched.groups()
         found.append(Need(name, minimum or "", carried=name not in _EXPECTED, driver=text in for_gpu))
-    return [*found, *_MORE]
+    return [*found, *_MORE, *(Need(name, "", _ANSWERS) for name in _OF_ENDPOINT)]
 
 
 def missing(wanted: Iterable[Need] | None = None) -> list[tuple[Need, str]]:

@@ -55,12 +55,13 @@ class Sizes:
     processes: int = 5
     opens: int = 100
     loads: int = 3
+    small_models: bool = False
 
 
 #: Sizes to see that everything works, not how fast; for the fake.
 TINY = Sizes(
     8 << 20, 4 << 20, small_bytes=1 << 20, large_bytes=8 << 20, predictor_bytes=4 << 20, linear_bytes=1 << 20,
-    linears=2, predictors=2, processes=1, opens=2, loads=1,
+    linears=2, predictors=2, processes=1, opens=2, loads=1, small_models=True,
 )  # fmt: skip
 
 
