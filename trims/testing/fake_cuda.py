@@ -7,12 +7,16 @@ freeing one under a borrower takes its pages away (SIGBUS); a write to a read-on
 be bound, and a thread uses one device at a time; a lost device fails every call.
 
 Holders are counted by the kernel: each process that keeps memory alive has a shared lock on its file.
+
+A borrower needs no more than to read the folder, as in a sandbox: it takes locks on descriptors for reading, and leaves
+it to others to remove files of the dead. Its context is memory of its own then, which nobody counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import json
@@ -40,6 +44,9 @@ _HANDLE = struct.Struct(">8sQQQ32x")
 _MAGIC = b"fakecuda"
 _DLPACK_CPU = 1
 _DEVICES = "devices.json"
+_LOCK = "lock"
+#: Errors of writing where a process may only read: a read-only mount, or Landlock.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: Numbers of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
 #: Number of connections of this process that share a device's context, and a lock that guards the counts.
@@ -68,6 +75,7 @@ def current() -> str | None:
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
     """Set a machine up in an empty folder. Return its name, for `trims.memory.cuda.connect.connect`."""
     (folder / _DEVICES).write_text(json.dumps([device._asdict() for device in devices]))
+    (folder / _LOCK).touch()
     return f"fake:{folder}"
 
 
@@ -263,7 +271,7 @@ class FakeCuda:
     def vmm_import(self, fd: int) -> int:
         """Return a handle, which is a holder of its own."""
         self._ready()
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        own = _open_again(fd)
         fcntl.flock(own, fcntl.LOCK_SH)
         return self._handle(own)
 
@@ -401,10 +409,20 @@ class FakeCuda:
                 raise NoSpaceError(
                     f"the device has no memory left: {format_bytes(nbytes)} asked for, {format_bytes(free)} free"
                 )
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = self._create(path)
             fcntl.flock(fd, fcntl.LOCK_SH)
             os.ftruncate(fd, nbytes)
         return fd, path
+
+    @staticmethod
+    def _create(path: Path) -> int:
+        """Create a file of device memory. A context in a folder that cannot be written to is memory of its own."""
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _READ_ONLY or ".context." not in path.name:
+                raise
+            return os.memfd_create(path.name, os.MFD_CLOEXEC)
 
     def _used(self, uuid: str) -> int:
         """Return bytes of files that a process holds, and remove the other files, as the driver does.
@@ -416,15 +434,17 @@ class FakeCuda:
             if _held(path):
                 used += path.stat().st_size
             else:
-                os.truncate(path, 0)
-                path.unlink()
+                _remove(path)
         return used
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fd = os.open(self._folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(fd)
 
 
 def _held(path: Path) -> bool:
@@ -434,6 +454,26 @@ def _held(path: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+def _remove(path: Path) -> None:
+    try:
+        os.truncate(path, 0)
+        path.unlink()
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+
+
+def _open_again(fd: int) -> int:
+    """Return a descriptor with a lock of its own: for reading, where this process may not write to the file."""
+    path = f"/proc/self/fd/{fd}"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _map(fd: int, nbytes: int, *, writable: bool) -> int:
