@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 import pytest
 from endpoints import Endpoint
 from on_device import reached, starter
+
+from trims.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +69,8 @@ def check_places(endpoint: Endpoint, tensor: dict[str, Any], expected: np.ndarra
 
 def register(daemon: Daemon, path: Path, **fields: Any) -> None:
     artifact = {"path": str(path), **fields.pop("artifact", {})}
-    daemon.registry.put({"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}, str(path.parent))
+    manifest = {"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}
+    daemon.registry.put(manifest, str(path.parent))
 
 
 def image() -> dict[str, Any]:
@@ -125,3 +130,83 @@ def test_a_folder_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, fo
     save(tiny, folder / "m")
     register(daemon, folder / "m", artifact={"format": "transformers"}, framework={"name": "transformers"})
     check_places(endpoint, {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the film is good"]})
+
+
+def test_every_door_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+    pytest.importorskip("transformers", reason="missing framework: transformers")
+    from tiny_models import named, save
+    from trims_predictors.endpoint.grpc import inference_pb2 as pb
+    from trims_predictors.endpoint.grpc import inference_pb2_grpc
+
+    save(named("GPT2LMHeadModel"), folder / "m")
+    register(daemon, folder / "m", artifact={"format": "transformers"}, framework={"name": "transformers"})
+    text = "the film is good"
+    generated = endpoint.ask("POST", "/v2/models/m/generate", {"text_input": text, "max_new_tokens": 3})
+    assert (generated[0], generated[1]["text_output"] != "") == (200, True), generated
+    status, completed = endpoint.ask("POST", "/v1/completions", {"model": "m", "prompt": text, "max_tokens": 3})
+    assert (status, completed["usage"]["completion_tokens"]) == (200, 3), completed
+    with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+        given = pb.ModelInferRequest(model_name="m")
+        given.parameters["place"].string_param = "gpu,cpu"
+        tensor = given.inputs.add(name="text", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(text.encode())
+        answer = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(given, timeout=60)
+    assert answer.parameters["place"].string_param == "gpu:0"
+
+
+def test_a_function_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2, 4), "bias": torch.zeros(2)}, folder / "m.safetensors")
+    (folder / "own_line.py").write_text(
+        "import torch\n\n\ndef line():\n    return torch.nn.Linear(4, 2)\n\n\n"
+        "def handler(model, event):\n    device = model.weight.device\n"
+        "    found = model(torch.tensor([event], device=device, dtype=torch.float32))\n"
+        "    return {'sum': float(found.sum()), 'device': str(device)}\n"
+    )
+    builder = {"options": {"module": "own_line:line"}}
+    predictor = {"handler": "own_line.py:handler", "options": {"as": "torch"}}
+    register(daemon, folder / "m.safetensors", artifact=builder, framework={"name": "torch"}, predictor=predictor)
+    for _ in range(2):
+        status, answer = endpoint.ask("POST", "/functions/m", [1, 2, 3, 4])
+        assert (status, answer["sum"]) == (200, 20.0), answer
+
+
+def test_a_command_names_its_places(
+    daemon: Daemon, endpoint: Endpoint, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file(torch.nn.Linear(4, 2).state_dict(), folder / "m.safetensors")
+    (folder / "own_line.py").write_text("import torch\n\n\ndef line():\n    return torch.nn.Linear(4, 2)\n")
+    register(
+        daemon, folder / "m.safetensors", artifact={"options": {"module": "own_line:line"}},
+        framework={"name": "torch"}, residency={},
+    )  # fmt: skip
+    runtime = ["--runtime-dir", str(daemon.config.runtime_dir)]
+    for where in ([], ["--endpoint", "none"]):
+        for place, found in (("gpu:9,gpu,cpu", "gpu:0"), ("cpu", "cpu")):
+            words = ["run", "m", "input=[[1.0, 2.0, 3.0, 4.0]]", "--place", place, "--json", *where]
+            assert main([*runtime, *words]) == 0
+            assert json.loads(capsys.readouterr().out)["parameters"]["place"] == found
+    assert main([*runtime, "run", "m", "input=[[1.0]]", "--place", "gpu:9"]) == 1
+    assert "no tier gpu:9" in capsys.readouterr().err
+
+
+def test_an_evaluation_starts_on_the_device_in_each_way(
+    daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file(torch.nn.Linear(4, 2).state_dict(), folder / "m.safetensors")
+    (folder / "own_line.py").write_text("import torch\n\n\ndef line():\n    return torch.nn.Linear(4, 2)\n")
+    inputs = [{"name": "input", "dtype": "FP32", "shape": [1, 4]}]
+    register(
+        daemon, folder / "m.safetensors", artifact={"options": {"module": "own_line:line"}},
+        framework={"name": "torch"}, inputs=inputs,
+    )  # fmt: skip
+    runtime = ["--runtime-dir", str(daemon.config.runtime_dir)]
+    words = ["eval", "m", "--repeat", "1", "--from", "gpu", "--how", "fresh,template,spare,hot", "--json"]
+    assert main([*runtime, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["way"] for row in found["rows"]} == {"fresh", "template", "spare", "hot"}, found["discarded"]

@@ -74,6 +74,6 @@ class Generator:
 
     def counted(self, code: str) -> float:
         """Requests that ended so."""
-        page = self.metrics.page({"models": {}, "spares": {}, "templates": {}, "counters": {}, "hot": {}}, [])
+        page = self.metrics.page({"models": {}, "spares": {}, "templates": {}, "counters": {}, "hot": {}, "device_spares": []}, [])
         lines = [line for line in page.decode().splitlines() if "requests_total{" in line and f'"{code}"' in line]
         return sum(float(line.rpartition(" ")[2]) for line in lines)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 #: Report of a pool in which nothing runs, for the page of metrics.
-NO_FLEET: Any = {"models": {}, "spares": {}, "hot": {}, "counters": {}, "templates": {}}
+NO_FLEET: Any = {"models": {}, "spares": {}, "hot": {}, "device_spares": [], "counters": {}, "templates": {}}
 MIB = 1 << 20
 
 

@@ -152,7 +152,7 @@ def test_each_model_costs_a_few_thousand_bytes_of_the_page(starts: tuple[bool, .
 
     def page(count: int) -> int:
         metrics, models = Metrics(), [f"model-{number:03}" for number in range(count)]
-        report = {**REPORT, "hot": {}, "models": dict.fromkeys(models, REPORT["models"]["m"])}
+        report = {**REPORT, "hot": {}, "device_spares": [], "models": dict.fromkeys(models, REPORT["models"]["m"])}
         steps = ("process", "connect", "open", "import", "load"), ("queue", "input", "predict", "output", "run")
         for model in models:
             metrics.register(model)

@@ -54,7 +54,7 @@ def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) ->
 
 
 NONE_SHARED = Lent({}, 0)
-REPORT: Any = {"models": {}, "versions": {}, "spares": {}, "templates": {}, "hot": {}}
+REPORT: Any = {"models": {}, "versions": {}, "spares": {}, "templates": {}, "hot": {}, "device_spares": []}
 
 
 class Daemon:
