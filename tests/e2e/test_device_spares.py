@@ -10,6 +10,7 @@ from endpoints import Endpoint
 from looking import wait_until
 from on_device import UUID, starter
 
+from trims.cli.main import main
 from trims.memory.cuda import api
 from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
 
@@ -88,3 +89,40 @@ def test_a_request_without_a_process_takes_a_spare_that_has_a_context(endpoint: 
     assert spare["bytes"] == CONTEXT_BYTES
     second = answered(endpoint, names[1])
     assert (second["predictor"], second["place"]) == ("device_spare", "gpu:0"), "models of a framework share spares"
+
+
+def test_spares_are_shown_with_their_bytes(
+    daemon: Daemon, endpoint: Endpoint, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered(endpoint, names[0])
+    (spare,) = waiting(endpoint)
+    labels = '{framework="torch",place="gpu:0"}'
+    metrics = endpoint.metrics()
+    assert metrics[f"trims_device_spares{labels}"] == 1
+    assert metrics[f"trims_device_spare_bytes{labels}"] == CONTEXT_BYTES
+    overview = endpoint.ask("GET", "/ui/state")[1]
+    assert overview["device_spares"] == [spare]
+    assert main(["--runtime-dir", str(daemon.config.runtime_dir), "ps"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"process {spare['pid']} waits on gpu:0 for models of torch: 16.0 MiB of the device, no weights" in said
+
+
+def test_text_is_rehearsed_and_a_spare_of_its_library_answers(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+    pytest.importorskip("transformers", reason="missing framework: transformers")
+    from tiny_models import named, save
+
+    for name, architecture in (("bert", "BertForSequenceClassification"), ("gpt", "GPT2LMHeadModel")):
+        save(named(architecture), folder / name)
+        manifest = {
+            "name": name, "artifact": {"path": str(folder / name), "format": "transformers"},
+            "framework": {"name": "transformers"}, "residency": {"place": "gpu"},
+        }  # fmt: skip
+        daemon.registry.put(manifest, str(folder))
+    text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the film is good"]}
+    found = []
+    for name in ("bert", "gpt", "bert"):
+        status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", {"inputs": [text]})
+        assert status == 200, answer
+        found.append(answer["parameters"]["predictor"])
+        waiting(endpoint)
+    assert found[1:] == ["device_spare", "device_spare"], found
