@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from trims.core.errors import ConversionError, InUseError, TooLargeError
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, TierKind
+from trims.core.place import ANY_GPU, CPU, DISK, GPU, Place, TierKind
 from trims.core.policy.eviction import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.residency.events import (
     Abandon,
@@ -54,6 +54,7 @@ RESERVE = 12
 UNIT = 8
 KEYS = st.sampled_from(sorted(SIZES))
 PLACES = st.sampled_from(sorted(CAPACITIES, key=str))
+WANTED = st.sampled_from([*sorted(CAPACITIES, key=str), ANY_GPU])
 SESSIONS = st.integers(1, 4)
 POLICIES = (LeastRecentlyUsed, LeastFrequentlyUsed, FirstInFirstOut, GreedyDualSizeFrequency)
 
@@ -107,6 +108,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.answered(it.ticket)
             where = (it.lease.key, it.lease.place)
             assert where in self.sealed, "granted what is not sealed"
+            assert it.lease.place.is_in(self.wanted[it.ticket][1]), "granted elsewhere"
             assert self.memory[where][0] == it.lease.generation, "granted another incarnation"
             self.leases[it.lease.number] = (*where, it.lease.session, it.lease.generation)
         elif isinstance(it, Ready):
@@ -156,12 +158,22 @@ class ResidencyMachine(RuleBasedStateMachine):
         unit = UNIT if place == OTHER_GPU else 1
         return sum(-(-size // unit) * unit for (_, there), (_, size) in self.memory.items() if there == place)
 
+    def waits_at(self, ticket: int) -> tuple[str, Place]:
+        """Image and place that a request waits for; of one for any device, the device that was chosen for it."""
+        key, place = self.wanted[ticket]
+        assert self.residency is not None
+        if place is ANY_GPU:
+            place = self.residency.waiters.by_ticket[ticket].place
+            assert place in (GPU, OTHER_GPU)
+        return key, place
+
     def work_at(self, place: Place) -> int:
         """Count work at a place from leases and waiters for a running fill: each session once for each image."""
         readers = {(key, session) for key, there, session, _ in self.leases.values() if there == place}
         for ticket, waiter in self.unanswered.items():
-            if waiter.session is not None and self.wanted[ticket][1] == place and self.wanted[ticket] in self.filling:
-                readers.add((self.wanted[ticket][0], waiter.session))
+            where = self.waits_at(ticket)
+            if waiter.session is not None and where[1] == place and where in self.filling:
+                readers.add((where[0], waiter.session))
         return sum(self.work[key] for key, _ in readers)
 
     def free(self, it: Free) -> None:
@@ -175,7 +187,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     # -- what clients do ---------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.residency is not None)
-    @rule(key=KEYS, place=PLACES, session=SESSIONS, lease=st.booleans(), patience=st.sampled_from([None, 0, 3, 50]),
+    @rule(key=KEYS, place=WANTED, session=SESSIONS, lease=st.booleans(), patience=st.sampled_from([None, 0, 3, 50]),
           keep=st.sampled_from([None, 0.0, 5.0]))  # fmt: skip
     def ask(self, key: str, place: Place, session: int, lease: bool, patience: int | None, keep: float | None) -> None:
         self.ticket += 1
