@@ -13,7 +13,7 @@ from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import device_memory
 from trims.testing.device_borrower import Borrower
 from trims.testing.device_memory import CONTENT, DeviceMemoryContract, KeptMemoryContract, Owner
-from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, lose_device, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, copies_held, lose_device, make_devices
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,15 +167,14 @@ def test_a_thread_that_was_not_bound_cannot_use_the_device(kind: str) -> None:
     cuda.leave()
 
 
-def test_copies_happen_when_they_are_waited_for(kind: str) -> None:
+def test_copies_happen_when_they_are_waited_for(kind: str, folder: Path) -> None:
     """Copies must not happen at once, or a test of "synchronised before sealed" could not fail."""
     owner = Owner(kind, "ipc")
     assert isinstance(owner.cuda, FakeCuda)
     stream, host = owner.cuda.stream(), owner.cuda.host_allocate(4096)
     made = owner.memory.allocate(4096)
-    owner.cuda.may_copy.clear()
-    owner.cuda.copy_in(made.address, host, 4096, stream)
-    owner.cuda.may_copy.set()
+    with copies_held(folder):
+        owner.cuda.copy_in(made.address, host, 4096, stream)
     owner.cuda.synchronize(stream)
     owner.cuda.end_stream(stream)
     owner.cuda.host_free(host)

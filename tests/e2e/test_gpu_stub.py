@@ -116,7 +116,7 @@ with KeeperConnection(folder / "keeper.sock") as order:
     for status in (46, 808, 809):
         (memory / "fail.cuDevicePrimaryCtxRetain").write_text(str(status))
         try:
-            order.create(4096)
+            order.digest(number)
             raise AssertionError("it had a context")
         except CapacityError as error:
             assert "no context just now" in str(error), error

@@ -22,8 +22,7 @@ from trims.core.errors import (
 from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
-from trims.memory.cuda.statuses import error_of
-from trims.testing.fake_cuda import FakeCuda, make_devices
+from trims.testing.fake_cuda import contexts_refused, make_devices
 from trims.tiers.gpu import GpuTier
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ def no_descriptors() -> Iterator[None]:
 def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
     served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = served.keeper.memory
-    monkeypatch.setattr(memory, "export", Refusing(memory.export, CudaError("refused"), 1))
+    keeper = served.keeper
+    monkeypatch.setattr(keeper, "export", Refusing(keeper.export, CudaError("refused"), 1))
     with pytest.raises(CudaError, match="refused"):
         put(tier)
     assert served.keeper.held() == []
@@ -120,19 +119,16 @@ def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
 
 @pytest.mark.parametrize("status", ["DEVICE_UNAVAILABLE", "MPS_MAX_CLIENTS_REACHED", "MPS_MAX_CONNECTIONS_REACHED"])
 def test_a_keeper_at_rest_that_gets_no_context_refuses_and_keeps_what_it_holds(
-    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch, status: str
+    served: Served, tier: GpuTier, put: Callable[..., Extent], folder: Path, status: str
 ) -> None:
     """Another process has the device to itself, say: nothing is lost by that."""
-
-    def refuse(_: FakeCuda, uuid: str) -> Device:
-        raise error_of("cuDevicePrimaryCtxRetain", f"CUDA_ERROR_{status}")
-
     put(tier)
     wait_until(lambda: not served.keeper.awake, "it does not rest")
-    with monkeypatch.context() as taken:
-        taken.setattr(FakeCuda, "retain", refuse)
-        with pytest.raises(CapacityError, match=f"no context just now; .*{status}"):
-            tier.create(OTHER_KEY, 2, 4096, allocate=True)
+    with (
+        contexts_refused(folder, UUID, f"CUDA_ERROR_{status}"),
+        pytest.raises(CapacityError, match=f"no context just now; .*{status}"),
+    ):
+        put(tier, OTHER_KEY)
     with KeeperConnection(served.find()) as keeper:
         (kept,) = keeper.hello().images
         assert kept.key == KEY

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,9 @@ from trims.keeper.keeper import Keeper
 from trims.keeper.launch import find_keeper
 from trims.keeper.server import KeeperServer
 from trims.memory.cuda.api import Device
+from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
-from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, lose_device, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, copies_held, lose_device, make_devices
 from trims.testing.tiers import an_image
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, encode
@@ -213,34 +213,12 @@ def test_a_keeper_that_does_not_answer_is_a_lost_device(folder: Path, image: tup
                 keeper.hello()
 
 
-_HANGING = r"""
-import os
-import sys
-from trims.keeper.main import main
-from trims.testing.fake_cuda import FakeCuda
-
-made, copy = FakeCuda.__init__, FakeCuda._copy
-
-def hang(self, *given):
-    made(self, *given)
-    self.may_copy.clear()
-
-def tell(self, *given):
-    copy(self, *given)
-    os.write(1, b"copying\n")  # whole, though two threads copy
-
-FakeCuda.__init__, FakeCuda._copy = hang, tell
-sys.exit(main(["--socket", sys.argv[1], "--device", sys.argv[2], "--cuda", sys.argv[3]]))
-"""
-
-
 def test_a_keeper_whose_device_is_lost_during_a_hung_copy_ends_and_hangs_up(
     folder: Path, kind: str, image: tuple[int, bytes]
 ) -> None:
     path, ended = folder / "hanging.sock", threading.Event()
-    command = [sys.executable, "-c", _HANGING, str(path), UUID, kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, contextlib.ExitStack() as stack:
-        assert process.stdout is not None
+    command = run_module("trims.keeper.main", "--socket", str(path), "--device", UUID, "--cuda", kind)
+    with copies_held(folder), subprocess.Popen(command) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)  # a test that fails does not wait for the copy that hangs
         wait_until(lambda: _accepts(path), "the keeper did not come up")
         with KeeperConnection(path) as lifeline, KeeperConnection(path) as filler, KeeperConnection(path) as other:
@@ -248,15 +226,15 @@ def test_a_keeper_whose_device_is_lost_during_a_hung_copy_ends_and_hangs_up(
 
             def fill() -> None:
                 with pytest.raises(DeviceLostError):
-                    filler.fill(number, image[0])
+                    filler.fill(number, image[0], lambda _: copying.set())
                 ended.set()
 
-            filling = threading.Thread(target=fill)
+            copying, filling = threading.Event(), threading.Thread(target=fill)
             filling.start()
-            assert process.stdout.readline() == b"copying\n"
+            assert copying.wait(30)
             lose_device(folder, UUID)
             with pytest.raises(DeviceLostError):  # which says so, or hangs up first
-                other.room()
+                other.create(4096)
             lifeline.wait_for_end()
             filling.join()
             assert ended.is_set()

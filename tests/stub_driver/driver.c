@@ -295,7 +295,6 @@ static int vmm_create(u64 *handle, size_t size) {
   return add(*handle = 0x1000000 + numbers, size, fd), OK;
 }
 int cuMemCreate(u64 *handle, size_t size, const Property *wanted, u64 flags) {
-  NEED_CONTEXT;
   return fits(wanted) && size % GRANULARITY == 0 && !flags ? LOCKED(vmm_create(handle, size)) : INVALID_VALUE;
 }
 

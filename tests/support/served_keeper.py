@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from trims.core.errors import DaemonAwayError
+from trims.core.errors import DaemonAwayError, TrimsError
 from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
 from trims.keeper.server import KeeperServer
@@ -77,6 +77,10 @@ def put_on(tier: GpuTier, folder: Path, key: str = KEY) -> Extent:
     path = folder / "image"
     path.write_bytes(data)
     draft = tier.create(key, 1, len(data), allocate=True)
-    with path.open("rb") as file:
-        tier.copy_in(draft, Extent(key, tier.place, len(data), "", file.fileno(), "source"))
+    try:
+        with path.open("rb") as file:
+            tier.copy_in(draft, Extent(key, tier.place, len(data), "", file.fileno(), "source"))
+    except TrimsError:
+        tier.abort(draft)
+        raise
     return tier.seal(draft, key, blake3.blake3(data).hexdigest())

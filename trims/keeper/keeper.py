@@ -1,7 +1,10 @@
 """Work of a keeper: allocate, fill, seal, export and free images on its device. Not covered: sockets (`server`).
 
-A CUDA context takes hundreds of megabytes of the device. It is made when an order needs it, and given back when none
-has needed it for `idle_s` seconds: sealed `vmm` images need no context. Methods may be called from several threads.
+A CUDA context takes hundreds of megabytes of the device. Memory with descriptors (`vmm`) needs none: a keeper of such
+memory never makes one, and what copies or hashes images runs in a mover, a process that is started when there is
+something to move and ends when it has rested for `idle_s` seconds. Legacy allocations (`ipc`) live in the context that
+made them: their keeper moves images itself, and gives the context back when it holds none. Methods may be called from
+several threads.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, DrainingError, ImageError
+from trims.core.errors import CallerError, DrainingError, ImageError, NotSupportedError
 from trims.keeper.head import make_head
-from trims.keeper.mover import Mover
+from trims.keeper.mover_process import MoverProcess
+from trims.keeper.moves import LocalMover, Move, Turns
 from trims.memory.cuda.drivers import device_memory
+from trims.memory.cuda.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,18 +73,17 @@ class Keeper:
     """The images of one device.
 
     Args:
-        cuda: The driver, without a context yet.
+        cuda: The driver, without a context.
         uuid: UUID of the device. Raises NotSupportedError if it is not visible.
         driver: `auto`, `vmm` or `ipc`.
-        idle_s: Seconds after which an unused context is given back.
+        idle_s: Seconds after which the mover, or an unused context, is ended.
     """
 
     def __init__(self, cuda: Cuda, uuid: str, driver: str = "auto", *, idle_s: float = 10.0) -> None:
         self._cuda = cuda
         self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._context = threading.Condition()
-        self._awake = False
+        self._working = threading.Condition()
         self._busy = 0
         #: Id of the thread that frees everything; from then on no other thread may begin an order.
         self._closer: int | None = None
@@ -87,9 +91,15 @@ class Keeper:
         self._held: dict[int, Held] = {}
         # Random, so that an order for an earlier keeper's image never hits an image of this one.
         self._numbers = itertools.count(secrets.randbits(40) << 12)
-        self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.retain(uuid)
+        self.device = cuda.select(uuid)
         self.memory = device_memory(driver, cuda, self.device)
-        self._mover = Mover(cuda, self.device)
+        self._turns = Turns()
+        local = LocalMover(cuda, self.device, self.memory)
+        #: Makes a context current in this thread where the memory needs one.
+        self._at_memory: Callable[[], AbstractContextManager[None]] = (
+            local.context if self.memory.needs_context else nullcontext
+        )
+        self.mover = local if self.memory.needs_context else MoverProcess(self.memory, uuid, cuda.kind)
 
     # -- images ----------------------------------------------------------------------------------------------------
 
@@ -97,9 +107,9 @@ class Keeper:
         """Allocate memory for an image. Raises CapacityError."""
         if nbytes <= 0:
             raise CallerError(f"an image of {nbytes} bytes cannot be held")
-        with self._in_context():
+        with self._order(), self._at_memory():
             allocation = self.memory.allocate(nbytes)
-            with self._lock:  # inside the context: `rest` must see this image before the context may be given back
+            with self._lock:  # within the order: `rest` must see this image before a context may be given back
                 held = Held(next(self._numbers), nbytes, allocation)
                 self._held[held.number] = held
         return held
@@ -113,8 +123,7 @@ class Keeper:
             _check_length(fd, held.nbytes)
             head = make_head(fd, held.nbytes)
             try:
-                with self._in_context():
-                    self._mover.copy_in(fd, held.nbytes, held.allocation.address, on_progress)
+                self._move(Move("fill", held.nbytes, fd), held, on_progress)
             except BaseException:
                 os.close(head)
                 raise
@@ -136,13 +145,7 @@ class Keeper:
             _check_length(head_fd, held.nbytes)
             if export.size_bytes < held.nbytes:
                 raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
-            with self._in_context():
-                theirs = device_memory(export.driver, self._cuda, self.device)
-                opened = theirs.open(export, peer=True)
-                try:
-                    self._mover.copy_across(opened.address, held.nbytes, held.allocation.address, on_progress)
-                finally:
-                    theirs.close(opened)
+            self._move(Move("copy", held.nbytes, source=export), held, on_progress)
             held.take_head(os.dup(head_fd))
 
     def seal(self, number: int, key: str, digest: str) -> None:
@@ -150,8 +153,6 @@ class Keeper:
         if not self._find(number).filled:
             raise CallerError(f"image {number} cannot be sealed: it is not filled")
         with self._writing(number) as held:
-            with self._in_context():
-                self.memory.seal(held.allocation)
             held.digest, held.key = digest, key
 
     def export(self, number: int) -> tuple[Export, int]:
@@ -159,7 +160,7 @@ class Keeper:
 
         The caller closes both.
         """
-        with self._using(number) as held, self._reaching(held):
+        with self._using(number) as held, self._order(), self._at_memory():
             exported = self.memory.export(held.allocation)
             try:
                 return exported, os.dup(held.head_fd)
@@ -169,14 +170,14 @@ class Keeper:
 
     def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy a sealed image into a file that is at least as long."""
-        with self._reading(number) as (held, address):
+        with self._using(number) as held:
             _check_length(fd, held.nbytes)
-            self._mover.copy_out(address, held.nbytes, fd, on_progress)
+            self._move(Move("read", held.nbytes, fd), held, on_progress)
 
     def digest(self, number: int) -> str:
         """Return blake3 of the bytes that lie on the device now, in hex."""
-        with self._reading(number) as (held, address):
-            return self._mover.digest(address, held.nbytes)
+        with self._using(number) as held:
+            return self._move(Move("digest", held.nbytes), held)
 
     def free(self, number: int) -> None:
         """Free an image, once no other order uses it. Idempotent.
@@ -194,7 +195,7 @@ class Keeper:
                 return
             held.going = True
             try:
-                with self._reaching(held):
+                with self._order(), self._at_memory():
                     self.memory.free(held.allocation)
             except BaseException:
                 held.going = False
@@ -211,79 +212,67 @@ class Keeper:
 
     def room(self) -> tuple[int, int]:
         """Return free and total bytes of the device, for all processes together."""
-        with self._in_context():
-            return self._cuda.memory()
+        for found in survey(self._cuda.kind):
+            if found.uuid == self.device.uuid:
+                return found.free_bytes, found.total_bytes
+        raise NotSupportedError(f"the driver's management library does not list {self.device.uuid} just now")
 
-    # -- the context -----------------------------------------------------------------------------------------------
+    # -- the mover -------------------------------------------------------------------------------------------------
 
     @property
     def awake(self) -> bool:
-        """Return whether the keeper has a context."""
-        return self._awake
+        """Return whether there is a context: a mover's, or this process's own."""
+        return self.mover.awake
 
     def rest(self) -> None:
-        """Give the context back if no order has needed it for `idle_s` seconds. Call this regularly."""
-        with self._context:
-            if self._awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
-                with self._cuda.bound():
-                    self._mover.close()
-                self._awake = False  # also if `leave` fails: the next order takes a context again
-                self._cuda.leave()
+        """End the mover, or give the context back, if nothing has needed it for `idle_s` seconds.
+
+        Call this regularly.
+        """
+        with self._working:
+            if self.mover.awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
+                self.mover.rest()
 
     def close(self, wait_s: float = 30.0) -> bool:
         """Free all images. Wait for running orders first: a copy must not lose the memory that it writes to.
 
         Returns False, and frees nothing, if they are not done within `wait_s` seconds. After True no order begins.
         """
-        with self._context:
-            if not self._context.wait_for(lambda: not self._busy, wait_s):
+        with self._working:
+            if not self._working.wait_for(lambda: not self._busy, wait_s):
                 log.error("%d orders still run after %.0f s: nothing is freed", self._busy, wait_s)
                 return False
             self._closer = threading.get_ident()
         for held in self.held():
             self.free(held.number)
-        self._idle_s = 0.0
-        self.rest()
+        self.mover.close()
         return True
 
     def _needed(self) -> bool:
-        """Return whether an image needs the context: `ipc` allocations live in it, and a fill uses it."""
-        with self._lock:
-            return any(not self.memory.read_only or not held.key for held in self._held.values())
+        """Return whether an image lives in the context."""
+        return self.memory.needs_context and bool(self._held)
 
     def _rest_at_s(self) -> float:
         return self._idle_since_s + self._idle_s
 
-    @contextmanager
-    def _in_context(self) -> Iterator[None]:
-        """Have a context, current in this thread, for the length of the block.
+    def _move(self, move: Move, held: Held, on_progress: Callable[[int], None] | None = None) -> str:
+        with self._order(), self._turns.taken(on_progress) as progress:
+            return self.mover.move(move, held.allocation, progress)
 
-        It is not current for longer: `rest` destroys the context, and calls that need no context would fail in a thread
-        where a destroyed one is current.
-        """
-        with self._context:
+    @contextmanager
+    def _order(self) -> Iterator[None]:
+        """Keep the mover and the context from being ended within the block."""
+        with self._working:
             if self._closer not in (None, threading.get_ident()):
                 raise DrainingError(f"the keeper of {self.device.uuid} is ending")
             self._busy += 1
-            try:
-                if not self._awake:
-                    self._cuda.retain(self.device.uuid)
-                    self._awake = True
-            except BaseException:
-                self._busy -= 1
-                raise
         try:
-            with self._cuda.bound():
-                yield
+            yield
         finally:
-            with self._context:
+            with self._working:
                 self._busy -= 1
                 self._idle_since_s = time.monotonic()
-                self._context.notify_all()
-
-    def _reaching(self, held: Held) -> AbstractContextManager[None]:
-        """Enter a context only if the order needs one: it takes memory, and on a full device even `free` would fail."""
-        return self._in_context() if self.memory.sealed_needs_context or not held.key else nullcontext()
+                self._working.notify_all()
 
     @contextmanager
     def _writing(self, number: int) -> Iterator[Held]:
@@ -308,15 +297,6 @@ class Keeper:
             if not held.key:
                 raise CallerError(f"image {number} is not sealed yet")
             yield held
-
-    @contextmanager
-    def _reading(self, number: int) -> Iterator[tuple[Held, int]]:
-        with self._using(number) as held, self._in_context():
-            opened = self.memory.reading(held.allocation)
-            try:
-                yield held, opened.address
-            finally:
-                self.memory.close(opened)
 
     def _find(self, number: int) -> Held:
         with self._lock:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 << 20
 _MOST_LANES = 8
-_STILL_THERE_S = 5.0
 #: Piece of a copy between devices: large enough that waiting for each costs little, small enough to report progress.
 _ACROSS_BYTES = 256 << 20
 
@@ -62,7 +61,7 @@ class _Lane:
 
 
 class Mover:
-    """Copies for one device. Lanes are made at the first copy and given back by `close`.
+    """Copies for one device, one at a time. Lanes are made at the first copy and given back by `close`.
 
     Args:
         cuda: The driver; its current context is on the device.
@@ -75,9 +74,6 @@ class Mover:
         self._can_register = device.read_only_registration
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
-        self._using = threading.Lock()
-        #: Number of moved chunks, by which a waiting copy sees whether the running copy makes progress.
-        self._steps = 0
         self.paces = Paces()
 
     @property
@@ -107,16 +103,15 @@ class Mover:
             ImageError: The file is shorter than `nbytes`.
             TrimsError: The driver reported an error.
         """
-        with self._turn(on_progress):
-            shared = in_shared_memory(fd)
-            way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
-            self._ready_lanes()  # making them costs more than moving a small image, and must not be measured with it
-            began = time.perf_counter()
-            if way == "registered":
-                way = self._registered(fd, nbytes, target, on_progress)
-            else:
-                self._staged(fd, nbytes, target, on_progress)
-            self.paces.record(way, nbytes, time.perf_counter() - began, shared=shared)
+        shared = in_shared_memory(fd)
+        way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
+        self._ready_lanes()  # making them costs more than moving a small image, and must not be measured with it
+        began = time.perf_counter()
+        if way == "registered":
+            way = self._registered(fd, nbytes, target, on_progress)
+        else:
+            self._staged(fd, nbytes, target, on_progress)
+        self.paces.record(way, nbytes, time.perf_counter() - began, shared=shared)
 
     def copy_out(self, source: int, nbytes: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy device memory to a file, which must be at least as long."""
@@ -128,61 +123,40 @@ class Mover:
                 with lane.buffer[done : end - begin] as part:
                     done += os.pwrite(fd, part, begin + done)
 
-        with self._turn(on_progress):
-            self._in_chunks(nbytes, move, on_progress)
+        self._in_chunks(nbytes, move, on_progress)
 
     def copy_across(
         self, source: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None
     ) -> None:
         """Copy from another device's memory that is mapped here. When this returns, this device has every byte."""
-        with self._turn(on_progress):
-            stream = self._ready_lanes()[0].stream
-            for begin in range(0, nbytes, _ACROSS_BYTES):
-                count = min(_ACROSS_BYTES, nbytes - begin)
-                self._cuda.copy_device(target + begin, source + begin, count, stream)
-                self._cuda.synchronize(stream)
-                self._steps += 1
-                if on_progress is not None:
-                    on_progress(begin + count)
+        stream = self._ready_lanes()[0].stream
+        for begin in range(0, nbytes, _ACROSS_BYTES):
+            count = min(_ACROSS_BYTES, nbytes - begin)
+            self._cuda.copy_device(target + begin, source + begin, count, stream)
+            self._cuda.synchronize(stream)
+            if on_progress is not None:
+                on_progress(begin + count)
 
-    def digest(self, source: int, nbytes: int) -> str:
+    def digest(self, source: int, nbytes: int, on_progress: Callable[[int], None] | None = None) -> str:
         """Return blake3 of device memory, in hex."""
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        with self._using:
-            lane = self._ready_lanes()[0]
-            for begin in range(0, nbytes, CHUNK_BYTES):
-                count = min(CHUNK_BYTES, nbytes - begin)
-                self._fetch(lane, source + begin, count)
-                self._steps += 1
-                with lane.buffer[:count] as part:
-                    hasher.update(part)
+        lane = self._ready_lanes()[0]
+        for begin in range(0, nbytes, CHUNK_BYTES):
+            count = min(CHUNK_BYTES, nbytes - begin)
+            self._fetch(lane, source + begin, count)
+            with lane.buffer[:count] as part:
+                hasher.update(part)
+            if on_progress is not None:
+                on_progress(begin + count)
         return hasher.hexdigest()
 
     def close(self) -> None:
         """Give buffers and streams back. The next copy makes new ones."""
-        with self._using:
-            lanes, self._lanes = self._lanes, []
-            for lane in lanes:
-                lane.end()
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.end()
 
     # -- the two ways in -------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _turn(self, on_progress: Callable[[int], None] | None) -> Iterator[None]:
-        """Let one copy run at a time.
-
-        While the running copy makes progress, a waiting copy reports progress of 0 bytes, so that the daemon does not
-        take it for hanging.
-        """
-        seen = self._steps
-        while not self._using.acquire(timeout=_STILL_THERE_S):
-            if on_progress is not None and self._steps != seen:
-                seen = self._steps
-                on_progress(0)
-        try:
-            yield
-        finally:
-            self._using.release()
 
     def _staged(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> None:
         with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES)) as source:
@@ -256,7 +230,6 @@ class Mover:
                         raise
                     with lock:
                         done[0] += end - begin
-                        self._steps += 1
                         if on_progress is not None:
                             on_progress(done[0])
 

@@ -254,6 +254,8 @@ class _Connection:
                 self._server.device_lost()
         except TrimsError as error:
             self._say(error_message(error, None))
+        except BrokenPipeError:  # who gave the order has gone
+            raise
         except Exception as error:
             log.exception("an order failed")
             self._say(error_message(InternalError(f"{type(error).__name__}: {error}"), None))

@@ -68,14 +68,15 @@ class Owner:
         """Return an allocation that begins with `content`."""
         made = self.memory.allocate(nbytes or max(len(content), self.least_bytes))
         host = ctypes.create_string_buffer(content, len(content))
-        self.cuda.copy_in(made.address, ctypes.addressof(host), len(content), self._stream)
+        opened = self.memory.reach(made, writable=True)
+        self.cuda.copy_in(opened.address, ctypes.addressof(host), len(content), self._stream)
         self.cuda.synchronize(self._stream)
-        self.memory.seal(made)
+        self.memory.close(opened)
         return made
 
     def read(self, allocation: Allocation, nbytes: int = len(CONTENT)) -> bytes:
         """Return the first bytes of an allocation."""
-        opened = self.memory.reading(allocation)
+        opened = self.memory.reach(allocation)
         host = ctypes.create_string_buffer(nbytes)
         self.cuda.copy_out(ctypes.addressof(host), opened.address, nbytes, self._stream)
         self.cuda.synchronize(self._stream)
@@ -267,13 +268,13 @@ def _says_nothing(exported: Export) -> Export:
 class KeptMemoryContract(DeviceMemoryContract):
     """Contract of memory that lives while any process has it. With `ipc` that is undefined: no keeper asks for it."""
 
-    def test_what_is_sealed_is_exported_and_given_back_without_a_context(self, owner: Owner) -> None:
-        """Export and give back without a context: it takes device memory, of which there may be none left."""
-        assert not owner.memory.sealed_needs_context
-        free, made = owner.cuda.memory()[0], owner.sealed()
-        found: list[object] = []
+    def test_memory_is_made_exported_and_given_back_without_a_context(self, owner: Owner) -> None:
+        """A context takes device memory, of which there may be none left."""
+        assert not owner.memory.needs_context
+        free, found = owner.cuda.memory()[0], list[object]()
 
         def elsewhere() -> None:
+            made = owner.memory.allocate(owner.least_bytes)
             exported = owner.memory.export(made)
             found.append(exported.fd >= 0)
             exported.close()

@@ -4,7 +4,8 @@ It keeps the driver's promises that trims relies on, and breaks where the driver
 descriptor lives until its last holder is gone, dead holders included; legacy allocations die with their owner, and
 freeing one under a borrower takes its pages away (SIGBUS); a write to a read-only mapping ends the writer
 (SIGSEGV); memory of another device can be mapped only by a peer; copies happen later, in another thread; threads must
-be bound, and a thread uses one device at a time; a lost device fails every call.
+be bound, and a thread uses one device at a time; a lost device fails every call, and a poisoned context every call that
+needs it. A context takes memory; making, exporting and releasing memory with descriptors needs none.
 
 Holders are counted by the kernel: each process that keeps memory alive has a shared lock on its file.
 
@@ -29,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CudaError, DeviceLostError, NoSpaceError, NotSupportedError
+from trims.core.errors import CudaError, DeviceLostError, NoSpaceError, NotSupportedError, TrimsError
 from trims.core.units import format_bytes
 from trims.memory.cuda.api import Device
 from trims.memory.mapping import c_library
@@ -47,6 +48,8 @@ _DEVICES = "devices.json"
 _LOCK = "lock"
 #: Errors of writing where a process may only read: a read-only mount, or Landlock.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: Copies take a shared lock on it.
+_COPIES = "copies"
 #: Numbers of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
 #: Number of connections of this process that share a device's context, and a lock that guards the counts.
@@ -75,13 +78,38 @@ def current() -> str | None:
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
     """Set a machine up in an empty folder. Return its name, for `trims.memory.cuda.connect.connect`."""
     (folder / _DEVICES).write_text(json.dumps([device._asdict() for device in devices]))
-    (folder / _LOCK).touch()
+    for name in (_LOCK, _COPIES):
+        (folder / name).touch()
     return f"fake:{folder}"
 
 
 def lose_device(folder: Path, uuid: str) -> None:
     """Make every call on this device fail from now on, in all processes."""
     (folder / f"lost.{uuid}").touch()
+
+
+def poison_context(folder: Path, pid: int) -> None:
+    """Make every call that needs a context fail in one process from now on, as after a fault of a kernel there."""
+    (folder / f"poisoned.{pid}").touch()
+
+
+@contextlib.contextmanager
+def copies_held(folder: Path) -> Iterator[None]:
+    """Hold up the copies of all processes for the block."""
+    with (folder / _COPIES).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def contexts_refused(folder: Path, uuid: str, status: str = "CUDA_ERROR_DEVICE_UNAVAILABLE") -> Iterator[None]:
+    """Make no context on the device for the block; those that exist stay. By default as one program has it alone."""
+    path = folder / f"refused.{uuid}"
+    path.write_text(status)
+    try:
+        yield
+    finally:
+        path.unlink()
 
 
 class FakeCuda:
@@ -103,9 +131,6 @@ class FakeCuda:
         self._names: dict[int, Path] = {}
         self._imported: dict[bytes, tuple[int, int]] = {}
         self._queues: dict[int, tuple[ThreadPoolExecutor, list[Future[int]]]] = {}
-        #: Copies wait for this: a test can hold them up.
-        self.may_copy = threading.Event()
-        self.may_copy.set()
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -116,14 +141,22 @@ class FakeCuda:
 
     def retain(self, uuid: str) -> Device:
         """Make a context, which takes memory."""
+        found = self.select(uuid)
+        if self._context_fd < 0:
+            self._not_lost()
+            with contextlib.suppress(FileNotFoundError):
+                raise _error_of("cuDevicePrimaryCtxRetain", (self._folder / f"refused.{uuid}").read_text())
+            self._context_fd, _ = self._take("context", CONTEXT_BYTES)
+            with _counting:
+                _holders[self._context] += 1
+        return found
+
+    def select(self, uuid: str) -> Device:
+        """Choose the device."""
         found = next((device for device in self.devices() if device.uuid == uuid), None)
         if found is None:
             raise NotSupportedError(f"the device {uuid} is not visible to this process")
         self._device = found
-        if self._context_fd < 0:
-            self._context_fd, _ = self._take("context", CONTEXT_BYTES)
-            with _counting:
-                _holders[self._context] += 1
         return found
 
     def use(self, uuid: str) -> Device:
@@ -252,12 +285,12 @@ class FakeCuda:
     # -- memory with descriptors -----------------------------------------------------------------------------------
 
     def granularity(self) -> int:
-        """Return 2 MiB."""
-        self._ready()
+        """Return 2 MiB. Needs no context."""
+        self._not_lost()
         return GRANULARITY_BYTES
 
     def vmm_create(self, nbytes: int) -> int:
-        """Create a file that lasts while a process holds it."""
+        """Create a file that lasts while a process holds it. Needs no context."""
         if nbytes % GRANULARITY_BYTES:
             raise CudaError(f"vmm_create: CUDA_ERROR_INVALID_VALUE: {nbytes} bytes")
         fd, _ = self._take("vmm", nbytes)
@@ -362,7 +395,8 @@ class FakeCuda:
         executor, waiting = self._queues[stream]
 
         def move() -> int:
-            self.may_copy.wait()
+            with (self._folder / _COPIES).open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_SH)
             return int(ctypes.memmove(target, source, nbytes) or 0)
 
         waiting.append(executor.submit(move))
@@ -379,10 +413,12 @@ class FakeCuda:
     def _ready(self) -> Device:
         if self._device is None or self._context_fd < 0 or current() != self._context:
             raise CudaError("CUDA_ERROR_INVALID_CONTEXT: this thread uses no device")
+        if (self._folder / f"poisoned.{os.getpid()}").exists():
+            raise _error_of("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
         return self._not_lost()
 
     def _not_lost(self) -> Device:
-        assert self._device is not None, "use() comes first"
+        assert self._device is not None, "select() comes first"
         if (self._folder / f"lost.{self._device.uuid}").exists():
             raise DeviceLostError(f"{self._device.uuid} is lost (CUDA_ERROR_DEVICE_UNAVAILABLE)")
         return self._device
@@ -399,9 +435,10 @@ class FakeCuda:
         return number
 
     def _take(self, kind: str, nbytes: int) -> tuple[int, Path]:
-        assert self._device is not None, "use() comes first"
-        if kind != "context":
+        assert self._device is not None, "select() comes first"
+        if kind == "raw":
             self._ready()
+        self._not_lost()
         path = self._folder / f"memory.{self._device.uuid}.{kind}.{os.getpid()}.{next(_numbers)}"
         with self._locked():
             free = self._device.total_bytes - self._used(self._device.uuid)
@@ -445,6 +482,13 @@ class FakeCuda:
             yield
         finally:
             os.close(fd)
+
+
+def _error_of(function: str, status: str) -> TrimsError:
+    """Return the error of a status, which is imported only then: an open's imports are counted."""
+    from trims.memory.cuda.statuses import error_of
+
+    return error_of(function, status)
 
 
 def _held(path: Path) -> bool:

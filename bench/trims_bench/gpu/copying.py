@@ -39,7 +39,8 @@ def host_to_device(rig: Rig) -> dict[str, Any]:
 def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
     """Measure copies in a process of its own, which has a context."""
     owner = Owner(kind, driver)
-    made = owner.memory.allocate(nbytes)
+    allocation = owner.memory.allocate(nbytes)
+    made = owner.memory.reach(allocation, writable=True)
     fd = os.memfd_create("trims-gpu-check")
     ways: dict[str, Any] = {}
     try:
@@ -53,7 +54,8 @@ def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
         ways["pinned copy"] = pinned_rates(owner, nbytes, made.address)
     finally:
         os.close(fd)
-        owner.memory.free(made)
+        owner.memory.close(made)
+        owner.memory.free(allocation)
         owner.end()
     return {"nbytes": nbytes, "bytes_per_s": ways}
 

@@ -64,7 +64,7 @@ def measure_session(kind: str, shared: bool) -> dict[str, Any]:
     torch.zeros(1, device="cuda")
     owner = Owner(kind, "vmm")
     weight = np.full((_ROWS, _ROWS), 0.5, np.float32)
-    made = owner.memory.allocate(weight.nbytes)
+    made = owner.memory.reach(owner.memory.allocate(weight.nbytes), writable=True)
     _put(owner, made.address, weight)
     tensor = torch.as_tensor(_Array(made.address, weight.shape), device="cuda")
 

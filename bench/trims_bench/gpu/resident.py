@@ -272,7 +272,9 @@ def measure_copies(
 
     cuda = connect(kind)
     memory = device_memory(driver, cuda, cuda.use(uuid))
-    target, stream, pinned = memory.allocate(nbytes), cuda.stream(), cuda.host_allocate(nbytes)
+    made = memory.allocate(nbytes)
+    target = memory.reach(made, writable=True)
+    stream, pinned = cuda.stream(), cuda.host_allocate(nbytes)
 
     def plain() -> None:
         cuda.copy_in(target.address, pinned, nbytes, stream)
@@ -296,7 +298,8 @@ def measure_copies(
         keeper.free(draft)
     cuda.host_free(pinned)
     cuda.end_stream(stream)
-    memory.free(target)
+    memory.close(target)
+    memory.free(made)
     cuda.leave()
     return found
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 from keepers import DIGEST, KEY, TOTAL, UUID, put
+from looking import wait_until
 
 from trims.core.errors import CallerError, CapacityError, CudaError, DrainingError, ImageError, NotSupportedError
 from trims.keeper.keeper import Keeper
 from trims.keeper.mover import CHUNK_BYTES
 from trims.memory.cuda.api import Device
 from trims.testing.device_borrower import Borrower
-from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, current, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, copies_held, current, make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,17 +67,16 @@ def test_what_lies_on_the_device_can_be_read_back_and_hashed(
 
 
 def test_every_byte_is_there_before_a_fill_returns(
-    keeper: Keeper, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+    keeper: Keeper, folder: Path, image: Callable[..., tuple[int, bytes]]
 ) -> None:
     fd, data = image()
     number = keeper.create(len(data)).number
-    cuda.may_copy.clear()
     filling = threading.Thread(target=keeper.fill, args=(number, fd))
-    filling.start()
-    with pytest.raises(CallerError, match="not filled"):
-        keeper.seal(number, KEY, DIGEST)
-    assert filling.is_alive()
-    cuda.may_copy.set()
+    with copies_held(folder):
+        filling.start()
+        with pytest.raises(CallerError, match="not filled"):
+            keeper.seal(number, KEY, DIGEST)
+        assert filling.is_alive()
     filling.join()
     keeper.seal(number, KEY, DIGEST)
     assert keeper.digest(number) == blake3.blake3(data).hexdigest()
@@ -99,20 +99,19 @@ def test_only_sealed_images_are_exported_and_sealed_ones_are_not_filled_again(
 
 
 def test_memory_is_not_taken_away_under_a_copy_that_runs(
-    keeper: Keeper, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+    keeper: Keeper, folder: Path, image: Callable[..., tuple[int, bytes]]
 ) -> None:
     fd, data = image()
     number = keeper.create(len(data)).number
     begun = threading.Event()
-    cuda.may_copy.clear()
     filling = threading.Thread(target=keeper.fill, args=(number, fd, lambda _: begun.set()))
-    filling.start()
-    assert begun.wait(30)
-    assert not keeper.close(wait_s=0.0)
-    assert [held.number for held in keeper.held()] == [number]
-    closing = threading.Thread(target=keeper.close)
-    closing.start()
-    cuda.may_copy.set()
+    with copies_held(folder):
+        filling.start()
+        assert begun.wait(30)
+        assert not keeper.close(wait_s=0.0)
+        assert [held.number for held in keeper.held()] == [number]
+        closing = threading.Thread(target=keeper.close)
+        closing.start()
     for thread in (filling, closing):
         thread.join()
     assert keeper.held() == []
@@ -151,49 +150,52 @@ def test_a_full_device_is_a_capacity_error_and_freeing_makes_room(
 
 
 def test_the_context_is_given_back_when_nothing_needs_it(
-    folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+    folder: Path, keeper: Keeper, driver: str, image: Callable[..., tuple[int, bytes]]
 ) -> None:
+    """After rest a device is used for weights, and by an `ipc` keeper that holds some for its context."""
+    resting_bytes = CONTEXT_BYTES if driver == "ipc" else 0
     watcher = FakeCuda(str(folder))
-    watcher.use(UUID)
-    alone = watcher.memory()[0]
-    for name, resting_bytes in (("vmm", 0), ("ipc", CONTEXT_BYTES)):
-        keeper = Keeper(cuda, UUID, name, idle_s=0.0)
-        assert watcher.memory()[0] == alone, "looking at devices takes nothing"
-        fd, data = image()
-        number = put(keeper, fd, len(data))
-        assert keeper.awake
-        size = alone - watcher.memory()[0] - CONTEXT_BYTES
-        keeper.rest()
-        assert alone - watcher.memory()[0] - size == resting_bytes
-        assert keeper.digest(number) == blake3.blake3(data).hexdigest(), "and taken again when it is needed"
-        keeper.free(number)
-        keeper.rest()
-        assert watcher.memory()[0] == alone
-    watcher.leave()
+    device = watcher.devices()[0]
+    assert watcher.free_bytes(device) == TOTAL, "looking at devices takes nothing"
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    assert keeper.awake
+    weights_bytes = keeper.held()[0].allocation.size_bytes
+    assert TOTAL - watcher.free_bytes(device) == weights_bytes + CONTEXT_BYTES
+    keeper.rest()
+    wait_until(lambda: keeper.awake == (driver == "ipc"), "the mover does not end")
+    assert TOTAL - watcher.free_bytes(device) == weights_bytes + resting_bytes
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest(), "and taken again when it is needed"
+    keeper.free(number)
+    keeper.rest()
+    wait_until(lambda: not keeper.awake, "the mover does not end")
+    assert watcher.free_bytes(device) == TOTAL
 
 
 def test_a_sealed_image_is_exported_and_freed_on_a_device_that_others_filled(
     folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
 ) -> None:
-    """The keeper rests, and a context takes memory, of which there is none."""
+    """A context takes memory, of which there is none: a mover cannot start, and nothing else needs one."""
     keeper = Keeper(cuda, UUID, "vmm", idle_s=0.0)
     fd, data = image()
     number = put(keeper, fd, len(data))
     keeper.rest()
+    wait_until(lambda: not keeper.awake, "the mover does not end")
     stranger = FakeCuda(str(folder))
     stranger.use(UUID)
     taken = stranger.allocate(stranger.memory()[0])
-    with pytest.raises(CapacityError):
-        keeper.room()
+    assert keeper.room() == (0, TOTAL)
+    with pytest.raises(CapacityError, match="no memory left"):
+        keeper.digest(number)
     exported, head_fd = keeper.export(number)
     os.close(head_fd)
     exported.close()
     keeper.free(number)
     assert keeper.held() == []
     assert stranger.memory()[0] >= len(data)
-    assert not keeper.awake
     stranger.free(taken)
     stranger.leave()
+    keeper.close()
 
 
 def test_an_image_that_the_driver_does_not_take_back_stays_in_the_books(
@@ -215,10 +217,11 @@ def _refuse(*_: object) -> None:
     raise CudaError("refused")
 
 
+@pytest.mark.parametrize("driver", ["ipc"], indirect=True)  # whose keeper has a context itself
 def test_a_context_that_cannot_be_given_back_is_nothing_to_the_next_order(
     keeper: Keeper, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper.room()
+    keeper.free(keeper.create(1).number)
     leave = cuda.leave
 
     def fails() -> None:
@@ -229,14 +232,17 @@ def test_a_context_that_cannot_be_given_back_is_nothing_to_the_next_order(
         patched.setattr(cuda, "leave", fails)
         with pytest.raises(CudaError):
             keeper.rest()
-    assert keeper.room()[1] == TOTAL
+    keeper.free(keeper.create(1).number)
     keeper.rest()
     assert not keeper.awake
 
 
-def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: str) -> None:
+def test_a_context_that_was_used_a_moment_ago_is_kept(
+    cuda: FakeCuda, driver: str, image: Callable[..., tuple[int, bytes]]
+) -> None:
     keeper = Keeper(cuda, UUID, driver, idle_s=3600.0)
-    keeper.room()
+    fd, data = image()
+    keeper.free(put(keeper, fd, len(data)))
     keeper.rest()
     assert keeper.awake
     keeper.close()

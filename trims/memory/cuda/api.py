@@ -108,7 +108,10 @@ class Borrowing(Protocol):
         ...
 
     def vmm_release(self, handle: int) -> None:
-        """Give a handle up; mappings of it stay. Memory is freed with its last handle, descriptor and mapping."""
+        """Give a handle up; mappings of it stay. Memory is freed with its last handle, descriptor and mapping.
+
+        Needs no context.
+        """
         ...
 
     def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
@@ -139,8 +142,13 @@ class Borrowing(Protocol):
 class Cuda(Borrowing, Protocol):
     """A connection to the driver for the owner of memory, which may also borrow.
 
-    Calls that touch memory work in a thread that called `use` or `bind`, and inside `bound`.
+    Calls that touch memory work in a thread that called `use` or `bind`, and inside `bound`: they need a context.
+    `granularity`, `vmm_create`, `vmm_export` and `vmm_release` need none, only `select`.
     """
+
+    def select(self, uuid: str) -> Device:
+        """Choose the device of later calls. Makes no context. Raises NotSupportedError if it is not visible."""
+        ...
 
     def use(self, uuid: str) -> Device:
         """Retain the context of the device with this UUID and make it current in this thread: `retain`, then `bind`."""
@@ -167,15 +175,18 @@ class Cuda(Borrowing, Protocol):
     # -- memory with descriptors -----------------------------------------------------------------------------------
 
     def granularity(self) -> int:
-        """Return the unit of sizes for `vmm_create`, in bytes."""
+        """Return the unit of sizes for `vmm_create`, in bytes. Needs no context."""
         ...
 
     def vmm_create(self, nbytes: int) -> int:
-        """Allocate physical memory that is not mapped anywhere; return its handle."""
+        """Allocate physical memory that is not mapped anywhere; return its handle. Needs no context."""
         ...
 
     def vmm_export(self, handle: int) -> int:
-        """Return a descriptor that stands for the memory and keeps it alive; the caller's to close."""
+        """Return a descriptor that stands for the memory and keeps it alive; the caller's to close.
+
+        Needs no context.
+        """
         ...
 
     # -- moving ----------------------------------------------------------------------------------------------------

@@ -53,11 +53,16 @@ class Driver:
 
     def retain(self, uuid: str) -> Device:
         """cuDevicePrimaryCtxRetain. Raises CapacityError if none can be had just now."""
+        described = self.select(uuid)
+        self._context = _call("cuDevicePrimaryCtxRetain", self._device)
+        return described
+
+    def select(self, uuid: str) -> Device:
+        """cuDeviceGet, by UUID."""
         for device in _all():
             if _uuid(device) == uuid:
-                described = _describe(device, _peers(device))
-                self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
-                return described
+                self._device = device
+                return _describe(device, _peers(device))
         seen = ", ".join(device.uuid for device in self.devices()) or "none"
         raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
 

@@ -5,8 +5,8 @@ lives for as long as any process holds it. `IpcMemory` hands out a handle of 64 
 not, but nothing enforces reading, and freeing under a borrower is undefined: the owner frees only when every borrower
 has gone.
 
-The owner's half (`allocate`, `seal`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in the
-process that attaches. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
+The owner's half (`allocate`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in the process that
+attaches, and in the keeper's mover. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Allocation:
     Attributes:
         nbytes: As asked for.
         size_bytes: As taken from the device.
-        address: Where the owner can write; 0 once a driver that can do so has unmapped it.
+        address: Where it lies at its owner; 0 where the owner has it mapped only while it reaches it.
         handle: The driver's own name for it.
     """
 
     __slots__ = ("address", "handle", "nbytes", "size_bytes")
 
-    def __init__(self, nbytes: int, size_bytes: int, address: int, handle: int = 0) -> None:
+    def __init__(self, nbytes: int, size_bytes: int, address: int = 0, handle: int = 0) -> None:
         self.nbytes = nbytes
         self.size_bytes = size_bytes
         self.address = address
@@ -86,35 +86,37 @@ class BorrowedMemory(Protocol):
     #: Whether a borrower that writes to memory from `open` is stopped.
     read_only: bool
 
-    def open(self, export: Export, *, peer: bool = False) -> Opened:
-        """Map another process's allocation; the export may be closed then. `peer`: of another device."""
+    def open(self, export: Export, *, peer: bool = False, writable: bool = False) -> Opened:
+        """Map another process's allocation; the export may be closed then.
+
+        Args:
+            export: From its owner.
+            peer: The memory lies on another device.
+            writable: Map it for writing, as the owner's mover does. Where `read_only` is False, it is writable anyway.
+        """
         ...
 
     def close(self, opened: Opened) -> None:
-        """Close memory that `open` or, at its owner, `reading` returned."""
+        """Close memory that `open` or, at its owner, `reach` returned."""
         ...
 
 
 class DeviceMemory(BorrowedMemory, Protocol):
     """A way to share memory of the device that `cuda` uses."""
 
-    #: Whether `export` and `free` of a sealed allocation need a context, for which a full device has no room.
-    sealed_needs_context: bool
+    #: Whether the owner's calls but `reach` need a context, which takes hundreds of megabytes of the device.
+    needs_context: bool
 
     def allocate(self, nbytes: int) -> Allocation:
         """Allocate memory to fill. Raises CapacityError."""
-        ...
-
-    def seal(self, allocation: Allocation) -> None:
-        """Seal the memory: copies into it are done and waited for; from now on the owner does not write either."""
         ...
 
     def export(self, allocation: Allocation) -> Export:
         """Let another process open it. May be called as often as there are borrowers."""
         ...
 
-    def reading(self, allocation: Allocation) -> Opened:
-        """Let the owner itself read it, for a copy elsewhere; end it with `close`."""
+    def reach(self, allocation: Allocation, *, writable: bool = False) -> Opened:
+        """Let the owner itself read it, and write it before it is shared; end it with `close`. Needs a context."""
         ...
 
     def free(self, allocation: Allocation) -> None:
@@ -139,12 +141,12 @@ class VmmBorrower:
         self._cuda = cuda
         self._device = device
 
-    def open(self, export: Export, *, peer: bool = False) -> Opened:
+    def open(self, export: Export, *, peer: bool = False, writable: bool = False) -> Opened:
         """See `DeviceMemory.open`."""
         _check(export, self.name, self._device, peer=peer)
         handle = self._cuda.vmm_import(export.fd)
         try:
-            return Opened(self._cuda.vmm_map(handle, export.size_bytes, writable=False), export.size_bytes)
+            return Opened(self._cuda.vmm_map(handle, export.size_bytes, writable=writable), export.size_bytes)
         finally:
             self._cuda.vmm_release(handle)  # the mapping keeps the memory
 
@@ -156,7 +158,8 @@ class VmmBorrower:
 class VmmMemory(VmmBorrower):
     """The owner's half of virtual memory management."""
 
-    sealed_needs_context = False  # cuMemExportToShareableHandle and cuMemRelease need cuInit only
+    #: cuMemCreate, cuMemExportToShareableHandle and cuMemRelease need cuInit only, as an H200 has shown.
+    needs_context = False
 
     def __init__(self, cuda: Cuda, device: Device) -> None:
         super().__init__(cuda, device)
@@ -165,33 +168,20 @@ class VmmMemory(VmmBorrower):
     def allocate(self, nbytes: int) -> Allocation:
         """See `DeviceMemory.allocate`."""
         size = align_up(nbytes, self._owner.granularity())
-        handle = self._owner.vmm_create(size)
-        try:
-            address = self._owner.vmm_map(handle, size, writable=True)
-        except BaseException:
-            self._owner.vmm_release(handle)
-            raise
-        return Allocation(nbytes, size, address, handle)
-
-    def seal(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.seal`: the only writable mapping ends."""
-        if allocation.address:
-            self._owner.vmm_unmap(allocation.address, allocation.size_bytes)
-            allocation.address = 0
+        return Allocation(nbytes, size, handle=self._owner.vmm_create(size))
 
     def export(self, allocation: Allocation) -> Export:
         """See `DeviceMemory.export`."""
         fd = self._owner.vmm_export(allocation.handle)
         return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd, cuda=self._owner.kind)
 
-    def reading(self, allocation: Allocation) -> Opened:
-        """See `DeviceMemory.reading`."""
+    def reach(self, allocation: Allocation, *, writable: bool = False) -> Opened:
+        """See `DeviceMemory.reach`."""
         size = allocation.size_bytes
-        return Opened(self._owner.vmm_map(allocation.handle, size, writable=False), size)
+        return Opened(self._owner.vmm_map(allocation.handle, size, writable=writable), size)
 
     def free(self, allocation: Allocation) -> None:
         """See `DeviceMemory.free`: borrowers keep what they have mapped, and the device keeps it charged."""
-        self.seal(allocation)
         self._owner.vmm_release(allocation.handle)
 
 
@@ -207,7 +197,7 @@ class IpcBorrower:
         self._cuda = cuda
         self._device = device
 
-    def open(self, export: Export, *, peer: bool = False) -> Opened:
+    def open(self, export: Export, *, peer: bool = False, writable: bool = False) -> Opened:  # noqa: ARG002 - always is
         """See `DeviceMemory.open`."""
         _check(export, self.name, self._device, peer=peer)
         if len(export.handle) != IPC_HANDLE_BYTES:
@@ -223,7 +213,7 @@ class IpcBorrower:
 class IpcMemory(IpcBorrower):
     """The owner's half of legacy IPC."""
 
-    sealed_needs_context = True
+    needs_context = True
 
     def __init__(self, cuda: Cuda, device: Device) -> None:
         super().__init__(cuda, device)
@@ -234,16 +224,13 @@ class IpcMemory(IpcBorrower):
         size = align_up(nbytes, _OWN_BLOCK_BYTES)
         return Allocation(nbytes, size, self._owner.allocate(size))
 
-    def seal(self, allocation: Allocation) -> None:
-        """See `DeviceMemory.seal`: the mapping cannot be taken away, so this is a promise only."""
-
     def export(self, allocation: Allocation) -> Export:
         """See `DeviceMemory.export`."""
         handle = self._owner.ipc_export(allocation.address)
         return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle, cuda=self._owner.kind)
 
-    def reading(self, allocation: Allocation) -> Opened:
-        """See `DeviceMemory.reading`."""
+    def reach(self, allocation: Allocation, *, writable: bool = False) -> Opened:  # noqa: ARG002 - always is
+        """See `DeviceMemory.reach`."""
         return Opened(allocation.address, 0)
 
     def free(self, allocation: Allocation) -> None:

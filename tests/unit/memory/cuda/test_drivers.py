@@ -110,12 +110,16 @@ def test_a_handle_of_another_length_is_refused_before_the_driver_sees_it(cuda: F
         memory.open(Export("ipc", UUID, 1, handle=b"abc"))
 
 
-def test_an_allocation_that_cannot_be_mapped_is_given_back(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_cannot_be_mapped_is_given_back(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise NotSupportedError("refused")
 
     memory, before = device_memory("vmm", cuda, cuda.devices()[0]), cuda.memory()
+    allocation = memory.allocate(1)
+    exported = memory.export(allocation)
     monkeypatch.setattr(cuda, "vmm_map", refuse)
     with pytest.raises(NotSupportedError, match="refused"):
-        memory.allocate(1)
+        memory.open(exported)
+    exported.close()
+    memory.free(allocation)
     assert cuda.memory() == before
