@@ -286,6 +286,8 @@ class Service:
         if deployment is None:
             self._expect(model, version, asked)
             deployment = await self.deployment(model, version)
+        if not asked.places:
+            return deployment, await self._answer(deployment, asked=asked, began_s=began, span=span, on_part=on_part)
         parts: list[bool] = []
 
         def take(part: Sequence[Tensor]) -> None:

@@ -76,9 +76,7 @@ class WorkerPool:
             limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
             learned=settings.learned,
         )
-        #: Predictors that have loaded a model ahead of need.
         self.hot = HotSpares(self._warm_pool, settings, self._count)
-        #: Predictors that wait on devices, with a context and without weights.
         self.on_devices = DeviceSpares(self._warm_pool, settings, self.hot.rehearsals, self.hot.images)
         self.ahead = Ahead(self._warm_pool, settings)
         self._running: dict[int, Running] = {}

@@ -48,7 +48,7 @@ _MOST_KINDS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What spares are warmed for.
+    """Kind of spares: what they are warmed for.
 
     Attributes:
         environment: Of the predictors.
@@ -106,6 +106,8 @@ class DeviceSpares:
         self.devices: Callable[[], Awaitable[Sequence[Device]]] | None = None
         #: In the order of their last loads.
         self._latest: dict[_Kind, _Latest] = {}
+        #: Kinds that shall have a spare, those of the latest loads first.
+        self._wanted: list[_Kind] = []
         #: Kinds of which no spare can be made, until their next load.
         self._failed: set[_Kind] = set()
         self._waiting: list[_Spare] = []
@@ -166,6 +168,7 @@ class DeviceSpares:
         self._failed.discard(kind)
         if len(self._latest) > _MOST_KINDS:  # of models that were registered again and again
             del self._latest[next(iter(self._latest))]
+        self._wanted = self._chosen()
         if deployment.environment.framework not in self._counted and self.devices is not None:
             self._background.start(self._devices())  # while the process is there, which shows what one takes
 
@@ -174,6 +177,7 @@ class DeviceSpares:
         for kind, latest in list(self._latest.items()):
             if latest.deployment.key == key:
                 del self._latest[kind]
+        self._wanted = self._chosen()
         for spare in [each for each in self._waiting if each.kind.owner == key]:
             self._drop(spare, "its model was changed or unloaded")
 
@@ -207,7 +211,9 @@ class DeviceSpares:
 
     def tend(self) -> None:
         """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
-        if not (self._making or self._closing or self.devices is None) and (self._waiting or self._missing()):
+        if not (self._wanted or self._waiting) or self._making or self._closing or self.devices is None:
+            return
+        if self._waiting or self._missing():
             self._making = True
             self._background.start(self._tend())
 
@@ -266,30 +272,28 @@ class DeviceSpares:
 
     def _one_too_many(self, devices: Mapping[str, Device]) -> tuple[_Spare | None, str]:
         """Return a spare that must end, and why: the one that has waited longest where room is short."""
-        wanted = self._wanted()
         for spare in self._waiting:
             device = devices.get(spare.kind.place)
             if device is None or device.trouble:
                 return spare, "its device is lost"
             if _room_bytes(device) < 0:
                 return spare, "memory of its device is needed"
-            if spare.kind not in wanted:
+            if spare.kind not in self._wanted:
                 return spare, "models of other kinds were used since"
         return None, ""
 
-    def _wanted(self) -> set[_Kind]:
+    def _chosen(self) -> list[_Kind]:
         """Return the kinds that shall have a spare: on each device those of the latest loads, stated ones first."""
         found: dict[str, list[_Kind]] = {}
         latest_first = list(self._latest)[::-1]
         for kind in sorted(latest_first, key=lambda each: not self._latest[each].deployment.hot):
             found.setdefault(kind.place, []).append(kind)
-        return {kind for kinds in found.values() for kind in kinds[: self._settings.device_spares]}
+        return [kind for kinds in found.values() for kind in kinds[: self._settings.device_spares]]
 
     def _missing(self) -> list[_Kind]:
-        """Return the kinds that shall have a spare and have none, the latest first."""
+        """Return the kinds that shall have a spare and have none."""
         there = {spare.kind for spare in self._waiting} | self._failed
-        wanted = self._wanted() - there
-        return [kind for kind in reversed(self._latest) if kind in wanted]
+        return [kind for kind in self._wanted if kind not in there]
 
     def _has_room(self, kind: _Kind, devices: Mapping[str, Device]) -> bool:
         device = devices.get(kind.place)

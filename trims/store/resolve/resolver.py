@@ -172,8 +172,7 @@ class Resolver:
         self._artifacts = artifacts
         self._limits = limits
         self._digests = FileDigests(catalog, trusts=not always_hash, rest_s=rest_s or rest_of)
-        self._in_place = in_place and not always_hash
-        self._real_devices = real_devices
+        self._in_place, self._real_devices = in_place and not always_hash, real_devices
         #: Keys of artifacts that turned out to need a conversion, and why.
         self._not_in_place: dict[str, str] = {}
         self._clock = clock
