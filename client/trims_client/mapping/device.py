@@ -178,8 +178,16 @@ def _connect(kind: str, uuid: str) -> tuple[Borrowing, Device]:
                 cuda = connect_borrower(kind)
                 _connected[kind, uuid] = (cuda, cuda.retain(uuid))
             except NotSupportedError as error:
-                raise NotSupportedError(f"models on the device {uuid} cannot be opened here: {error}") from error
+                raise NotSupportedError(
+                    f"models on the device {uuid} cannot be opened here: {error}{_told_variable()}"
+                ) from error
     return _connected[kind, uuid]
+
+
+def _told_variable() -> str:
+    """Return what hides devices from this process; empty if nothing does."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if chosen is None else f"; CUDA_VISIBLE_DEVICES is {chosen!r} here, which hides others"
 
 
 def leave_devices() -> None:

@@ -13,7 +13,7 @@ import pytest
 from trims_client.mapping import device as client_device
 from trims_client.mapping.device import DeviceRegion, DeviceTensor, collect, leave_devices
 
-from trims.core.errors import CudaError, DeviceLostError
+from trims.core.errors import CudaError, DeviceLostError, NotSupportedError
 from trims.core.layout import TensorSpec
 from trims.memory.attach import Attachment
 from trims.memory.cuda.api import Device
@@ -309,3 +309,25 @@ def test_unclosed_weights_are_given_back_when_their_last_reference_is_gone(shelf
     with pytest.warns(ResourceWarning, match="were never closed"):
         gc.collect()
     assert shelf.released == [str(image)]
+
+
+# -- devices that cannot be reached ------------------------------------------------------------------------------------
+
+
+def test_a_variable_that_hides_the_device_is_named(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = folder / "devices.json"
+    known = there.read_text()
+    there.write_text("[]")
+    try:
+        with pytest.raises(NotSupportedError, match="cannot be opened here") as hidden:
+            machine.region()
+        assert "CUDA_VISIBLE_DEVICES" not in str(hidden.value)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        with pytest.raises(NotSupportedError, match="CUDA_VISIBLE_DEVICES is '1' here"):
+            machine.region()
+    finally:
+        there.write_text(known)
+    gc.collect()
+    assert not machine.leases
