@@ -210,3 +210,27 @@ def test_an_evaluation_starts_on_the_device_in_each_way(
     assert main([*runtime, *words]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["way"] for row in found["rows"]} == {"fresh", "template", "spare", "hot"}, found["discarded"]
+
+
+@pytest.mark.parametrize("kind", [ON_DEVICE], indirect=True)
+@pytest.mark.parametrize(("order", "status"), [("fault", 500), ("memory", 503)])
+def test_a_kernel_that_fails_costs_its_own_request(
+    daemon: Daemon, endpoint: Endpoint, folder: Path, order: str, status: int
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2, 4), "bias": torch.zeros(2)}, folder / "m.safetensors")
+    (folder / "own_faults.py").write_text(
+        "import torch\n\n\ndef line():\n    return torch.nn.Linear(4, 2)\n\n\n"
+        "def handler(model, event):\n    device = model.weight.device\n"
+        "    if event == 'fault':\n        at = torch.tensor([1 << 20], device=device)\n"
+        "        float(torch.zeros(1, device=device)[at])\n"
+        "    if event == 'memory':\n        torch.empty(1 << 50, dtype=torch.uint8, device=device)\n"
+        "    return float(model(torch.ones(1, 4, device=device)).sum())\n"
+    )
+    builder = {"options": {"module": "own_faults:line"}}
+    predictor = {"handler": "own_faults.py:handler", "options": {"as": "torch"}}
+    register(daemon, folder / "m.safetensors", artifact=builder, framework={"name": "torch"}, predictor=predictor)
+    assert endpoint.ask("POST", "/functions/m", "")[1] == 8.0
+    assert endpoint.ask("POST", "/functions/m", order)[0] == status
+    assert endpoint.ask("POST", "/functions/m", "")[1] == 8.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 
-from trims_predictors.worker.failures import blamed, confinement, failed
+import pytest
+from trims_predictors.worker.failures import blamed, confinement, failed, lacks_device_memory, no_device_memory
 
-from trims.core.errors import CallerError, PredictorError
+from trims.core.errors import CallerError, NoSpaceError, PredictorError
 
 
 def test_a_failure_has_code_and_words_and_never_loses_its_remedy() -> None:
@@ -39,3 +40,30 @@ def test_the_place_is_in_the_words_also_of_a_long_message() -> None:
 def test_only_errors_that_a_namespace_causes_are_explained_by_it() -> None:
     assert "--isolation process" in confinement(OSError(errno.EROFS, "read-only"))
     assert confinement(OSError(errno.ENOENT, "missing")) == confinement(ValueError()) == ""
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch and cupy call theirs."""
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA failure 2: out of memory ; GPU=0"), True),
+        (RuntimeError("bfc_arena: Failed to allocate memory for requested buffer of size 1024"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA failure 700: an illegal memory access was encountered"), False),
+        (MemoryError("Unable to allocate 2.00 GiB"), False),
+    ],
+)
+def test_a_lack_of_device_memory_is_told_from_other_errors(error: Exception, found: bool) -> None:
+    assert lacks_device_memory(error) == found
+
+
+def test_a_lack_of_device_memory_is_an_error_of_room_with_the_frameworks_figures() -> None:
+    error = no_device_memory("gpu:1", OutOfMemoryError("Tried to allocate 2.00 GiB"))
+    assert isinstance(error, NoSpaceError)
+    assert str(error).startswith("gpu:1 has no memory left")
+    assert "2.00 GiB" in str(error)
