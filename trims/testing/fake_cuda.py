@@ -10,7 +10,7 @@ needs it. A context takes memory; making, exporting and releasing memory with de
 Holders are counted by the kernel: each process that keeps memory alive has a shared lock on its file.
 
 A borrower needs no more than to read the folder, as in a sandbox: it takes locks on descriptors for reading, and leaves
-it to others to remove files of the dead. Its context is memory of its own then, which nobody counts.
+it to others to remove files of the dead. Its context is memory of its own then, and is not counted.
 """
 
 from __future__ import annotations
