@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Modules that each predictor needs, whatever its framework.
 _ALWAYS = (
     "numpy", "ml_dtypes", "trims_client.mapping.suspended", "trims_client.session", "trims_client.connection.watch",
-    "trims_client.weights", "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve",
+    "trims_client.weights", "trims_client.mapping.device", "trims.memory.cuda.borrower", "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve",
     "trims_predictors.transforms.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
