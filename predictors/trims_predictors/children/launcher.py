@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: Modules that each predictor needs, whatever its framework.
 _ALWAYS = (
     "numpy", "ml_dtypes", "trims_client.mapping.suspended", "trims_client.session", "trims_client.connection.watch",
-    "trims_client.weights", "trims_client.mapping.device", "trims.memory.cuda.borrower", "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve",
-    "trims_predictors.transforms.chain",
+    "trims_client.weights", "trims_client.mapping.device", "trims.memory.cuda.borrower",
+    "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve", "trims_predictors.transforms.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
 #: that do nevertheless). ONNX Runtime would also report its use to its maker.
