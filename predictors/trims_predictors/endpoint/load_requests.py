@@ -33,7 +33,7 @@ class LoadRequests:
 
     Args:
         daemon: Which has them loaded.
-        make_way: Ends an idle predictor, which holds a lease; says whether there was one.
+        make_way: Ends an idle predictor, which holds a lease, or a spare on a device; says whether there was one.
         patience_s: See `load`.
         at_once: Requests that run; others wait for one of them to end.
     """
@@ -41,7 +41,7 @@ class LoadRequests:
     def __init__(
         self,
         daemon: AsyncAdmin,
-        make_way: Callable[[], Awaitable[bool]],
+        make_way: Callable[[str | None], Awaitable[bool]],
         *,
         patience_s: float = _PATIENCE_S,
         at_once: int = _AT_ONCE,
@@ -104,7 +104,7 @@ class LoadRequests:
                 except (CapacityError, InUseError) as error:
                     if not error.retryable:
                         raise
-                    has_less = isinstance(error, CapacityError) and await self._make_way()
+                    has_less = isinstance(error, CapacityError) and await self._make_way(place)
                     if has_waited and not has_less:
                         raise
                 has_waited = True

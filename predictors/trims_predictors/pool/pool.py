@@ -17,7 +17,7 @@ from trims.core.errors import CallerError, CapacityError, DeadlineError, Drainin
 from trims.trace.spans import span
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import Computing, processors
-from trims_predictors.deployment.deployment import load_message
+from trims_predictors.deployment.deployment import is_device, load_message
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
@@ -377,9 +377,16 @@ class WorkerPool:
                 if not await self._make_way(deployment):
                     raise
 
-    async def make_way(self) -> bool:
-        """End a spare on a device, or the operator's predictor that has been idle longest. False if there is none."""
-        return await self.on_devices.make_way() or await self._end_idle(DeploymentKey(""))
+    async def make_way(self, place: str | None = None) -> bool:
+        """End what waits, for a load that lacks memory: a spare where it is a device that lacks it, else a predictor.
+
+        False if there is none.
+
+        Args:
+            place: Of the load; None for that of the model's manifest.
+        """
+        spare = is_device(place or "") and await self.on_devices.make_way(place)
+        return spare or await self._end_idle(DeploymentKey("")) or (place is None and await self.on_devices.make_way())
 
     async def _make_way(self, deployment: Deployment) -> bool:
         """End what waits, for a predictor that lacks memory, a lease or descriptors: spares on its device come first.

@@ -25,7 +25,7 @@ class Daemon:
         #: Predictors of the pool that are idle.
         self.idle = 0
 
-    async def make_way(self) -> bool:
+    async def make_way(self, _place: str | None = None) -> bool:
         self.idle -= 1
         return self.idle >= 0
 

@@ -120,6 +120,7 @@ class WorkerPool:
         self.loaded: list[str] = []
         self.runs = False
         self.hot = self.ahead = SimpleNamespace(want=lambda _: None, prepare=lambda _: None)
+        self.on_devices = SimpleNamespace()
 
     async def load(self, deployment: Deployment) -> None:
         if self.error is not None:
@@ -129,7 +130,7 @@ class WorkerPool:
     def has_loaded(self, deployment: Deployment) -> bool:
         return self.runs
 
-    async def make_way(self) -> bool:
+    async def make_way(self, _place: str | None = None) -> bool:
         return False
 
     def hide(self, path: str) -> None:
