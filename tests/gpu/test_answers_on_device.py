@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +134,66 @@ def test_a_folder_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, fo
     check_places(endpoint, {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the film is good"]})
 
 
+def text(name: str = "text", *elements: str) -> dict[str, Any]:
+    data = list(elements or ("the film is good",))
+    return {"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data}
+
+
+def media(name: str, data: bytes) -> dict[str, Any]:
+    return text(name, base64.b64encode(data).decode())
+
+
+def a_picture() -> bytes:
+    image = pytest.importorskip("PIL.Image", reason="missing package: pillow")
+    out = io.BytesIO()
+    image.new("RGB", (40, 40), (200, 30, 60)).save(out, "PNG")
+    return out.getvalue()
+
+
+def a_sound() -> dict[str, Any]:
+    samples = np.sin(np.arange(8000) / 20)
+    return {"name": "samples", "shape": [1, 8000], "datatype": "FP32", "data": samples.tolist()}
+
+
+#: Architecture -> inputs of a request; one for each task that the CPU has, beside those above.
+TASKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "BertForTokenClassification": lambda: [text()],
+    "BertForMaskedLM": lambda: [text("text", "the [MASK] is good")],
+    "BartForSequenceClassification": lambda: [text(), text("candidate_labels", "good", "bad")],
+    "BertModel": lambda: [text()],
+    "T5ForConditionalGeneration": lambda: [text()],
+    "BertForQuestionAnswering": lambda: [text("question", "what is good"), text("context", "the film is good")],
+    "ViTForImageClassification": lambda: [media("image", a_picture())],
+    "Wav2Vec2ForCTC": lambda: [a_sound()],
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("fake", marks=pytest.mark.soak), ON_DEVICE], indirect=True)
+@pytest.mark.timeout(300)
+def test_every_task_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+    pytest.importorskip("transformers", reason="missing framework: transformers")
+    from tiny_models import named, save
+
+    for number, (architecture, inputs) in enumerate(TASKS.items()):
+        tiny = named(architecture)
+        save(tiny, folder / f"t{number}")
+        manifest = {
+            "name": f"t{number}",
+            "artifact": {
+                "path": str(folder / f"t{number}"), "format": "transformers", "options": {"task": tiny.task},
+            },
+            "framework": {"name": "transformers"}, "residency": {"place": "gpu"},
+        }  # fmt: skip
+        daemon.registry.put(manifest, str(folder))
+        found = {}
+        for place in ("gpu", "cpu"):
+            asked = {"inputs": inputs(), "parameters": {"place": place}}
+            status, answer = endpoint.ask("POST", f"/v2/models/t{number}/infer", asked)
+            assert status == 200, (architecture, answer)
+            found[answer["parameters"]["place"]] = [each["shape"] for each in answer["outputs"]]
+        assert found["gpu:0"] == found["cpu"], architecture
+
+
 def test_every_door_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
     pytest.importorskip("transformers", reason="missing framework: transformers")
     from tiny_models import named, save
@@ -140,16 +202,16 @@ def test_every_door_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, 
 
     save(named("GPT2LMHeadModel"), folder / "m")
     register(daemon, folder / "m", artifact={"format": "transformers"}, framework={"name": "transformers"})
-    text = "the film is good"
-    generated = endpoint.ask("POST", "/v2/models/m/generate", {"text_input": text, "max_new_tokens": 3})
+    said = "the film is good"
+    generated = endpoint.ask("POST", "/v2/models/m/generate", {"text_input": said, "max_new_tokens": 3})
     assert (generated[0], generated[1]["text_output"] != "") == (200, True), generated
-    status, completed = endpoint.ask("POST", "/v1/completions", {"model": "m", "prompt": text, "max_tokens": 3})
+    status, completed = endpoint.ask("POST", "/v1/completions", {"model": "m", "prompt": said, "max_tokens": 3})
     assert (status, completed["usage"]["completion_tokens"]) == (200, 3), completed
     with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
         given = pb.ModelInferRequest(model_name="m")
         given.parameters["place"].string_param = "gpu,cpu"
         tensor = given.inputs.add(name="text", datatype="BYTES", shape=[1])
-        tensor.contents.bytes_contents.append(text.encode())
+        tensor.contents.bytes_contents.append(said.encode())
         answer = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(given, timeout=60)
     assert answer.parameters["place"].string_param == "gpu:0"
 
