@@ -50,6 +50,7 @@ class KeeperState:
     """A keeper's answer to `hello`.
 
     Attributes:
+        awake: There is a context, which takes device memory: a mover runs, or the keeper shares by `ipc` and has one.
         peers: UUIDs of the devices that it can copy from.
         traces: Orders to it may name the span that they are a part of.
     """

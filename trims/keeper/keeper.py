@@ -230,7 +230,11 @@ class Keeper:
         Call this regularly.
         """
         with self._working:
-            if self.mover.awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
+            if not self.mover.awake or self._busy:
+                return
+            if self._needed() or time.monotonic() < self._rest_at_s():
+                self.mover.tidy()
+            else:
                 self.mover.rest()
 
     def close(self, wait_s: float = 30.0) -> bool:

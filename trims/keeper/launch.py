@@ -25,7 +25,7 @@ def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = 
         uuid: UUID of the device.
         cuda: Argument of `trims.memory.cuda.connect.connect`.
         driver: `auto`, `vmm` or `ipc`.
-        idle_s: Seconds after which the keeper gives an idle context back.
+        idle_s: Seconds after which the keeper ends an idle mover, or gives an idle context back.
 
     Raises:
         NotSupportedError: The keeper did not start; the message has the end of its log.

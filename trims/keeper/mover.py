@@ -3,9 +3,10 @@
 There are two ways in:
 
 - *staged*: threads read chunks into pinned buffers, around the page cache where that is faster, and queue the copies to
-  the device. Reading the next chunk overlaps the copy of the last one.
+  the device. Each thread has two buffers, so reading a chunk overlaps the copy of the one before.
 - *registered*: the file's own pages are pinned, and the device copies from them. For shared memory only: unpinning
-  marks pages dirty, so that the kernel would write an unchanged disk image back.
+  marks pages dirty, so that the kernel would write an unchanged disk image back. A segment stays registered for later
+  copies (`trims.keeper.pinned_segments`).
 
 Registering costs time for each page, staging costs a second copy in memory. Which is faster depends on page size and
 processor. So the first large images are moved each way, and later ones the way that was measured to be faster
@@ -18,7 +19,6 @@ import contextlib
 import ctypes
 import itertools
 import logging
-import mmap
 import os
 import threading
 import time
@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING
 import blake3
 
 from trims.core.errors import DeviceLostError, ImageError, TrimsError
-from trims.core.units import align_up
 from trims.keeper.pace import Paces, in_shared_memory
-from trims.memory.mapping import FileMapping
+from trims.keeper.pinned_segments import PinnedSegments
 from trims.memory.reading import Source
 
 if TYPE_CHECKING:
@@ -39,25 +38,61 @@ if TYPE_CHECKING:
     from trims.memory.cuda.api import Cuda, Device
 
 log = logging.getLogger(__name__)
-CHUNK_BYTES = 8 << 20
-_MOST_LANES = 8
+CHUNK_BYTES = 4 << 20
+#: Threads that read into pinned buffers. One copies some 5 to 10 GB/s, a device takes up to 55.
+_MOST_LANES = 12
+#: Bytes that one system call reads, a quarter of a millisecond: threads that make many short calls wait for their turns
+#: in the interpreter.
+_CALL_BYTES = 2 << 20
 #: Piece of a copy between devices: large enough that waiting for each costs little, small enough to report progress.
 _ACROSS_BYTES = 256 << 20
 
 
 class _Lane:
-    """A pinned buffer with a stream of its own, used by one thread."""
+    """Two pinned buffers of one thread, used in turns."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._buffers = [_Buffer(cuda)]
+        try:
+            self._buffers.append(_Buffer(cuda))
+        except BaseException:
+            self.end()
+            raise
+        self._uses = itertools.count()
+
+    def next(self) -> _Buffer:
+        """Return the buffer that was not used last."""
+        return self._buffers[next(self._uses) % 2]
+
+    def synchronize(self) -> None:
+        for buffer in self._buffers:
+            buffer.synchronize()
+
+    def end(self) -> None:
+        for buffer in self._buffers:
+            buffer.end()
+
+
+class _Buffer:
+    """Pinned memory for one chunk, with a stream of its own."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self.stream = cuda.stream()
         self.address = cuda.host_allocate(CHUNK_BYTES)
-        self.buffer = memoryview((ctypes.c_ubyte * CHUNK_BYTES).from_address(self.address)).cast("B")
+        self.memory = memoryview((ctypes.c_ubyte * CHUNK_BYTES).from_address(self.address)).cast("B")
+
+    def synchronize(self) -> None:
+        self._cuda.synchronize(self.stream)
 
     def end(self) -> None:
-        self.buffer.release()
+        self.memory.release()
         self._cuda.host_free(self.address)
         self._cuda.end_stream(self.stream)
+
+
+class _UnregisteredError(Exception):
+    """The driver does not register a file's pages."""
 
 
 class Mover:
@@ -66,7 +101,7 @@ class Mover:
     Args:
         cuda: The driver; its current context is on the device.
         device: Says whether file pages can be registered.
-        lanes: Chunks in flight at once; None for one for each processor, from 2 to 8.
+        lanes: Threads that copy at once; None for one for each processor, from 2 to 12.
     """
 
     def __init__(self, cuda: Cuda, device: Device, lanes: int | None = None) -> None:
@@ -74,6 +109,7 @@ class Mover:
         self._can_register = device.read_only_registration
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
+        self._segments = PinnedSegments(cuda)
         self.paces = Paces()
 
     @property
@@ -104,8 +140,11 @@ class Mover:
             TrimsError: The driver reported an error.
         """
         shared = in_shared_memory(fd)
+        if way is None and shared and self._segments.has(fd, nbytes):
+            self._copy_registered(fd, nbytes, target, on_progress)  # at the pace of the link, whatever was measured
+            return
         way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
-        self._ready_lanes()  # making them costs more than moving a small image, and must not be measured with it
+        self._ready_lanes(nbytes)  # making them costs more than moving a small image, and must not be measured with it
         began = time.perf_counter()
         if way == "registered":
             way = self._registered(fd, nbytes, target, on_progress)
@@ -117,10 +156,11 @@ class Mover:
         """Copy device memory to a file, which must be at least as long."""
 
         def move(lane: _Lane, begin: int, end: int) -> None:
-            self._fetch(lane, source + begin, end - begin)
+            buffer = lane.next()
+            self._fetch(buffer, source + begin, end - begin)
             done = 0
             while done < end - begin:
-                with lane.buffer[done : end - begin] as part:
+                with buffer.memory[done : end - begin] as part:
                     done += os.pwrite(fd, part, begin + done)
 
         self._in_chunks(nbytes, move, on_progress)
@@ -129,7 +169,7 @@ class Mover:
         self, source: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None
     ) -> None:
         """Copy from another device's memory that is mapped here. When this returns, this device has every byte."""
-        stream = self._ready_lanes()[0].stream
+        stream = self._ready_lanes(1)[0].next().stream
         for begin in range(0, nbytes, _ACROSS_BYTES):
             count = min(_ACROSS_BYTES, nbytes - begin)
             self._cuda.copy_device(target + begin, source + begin, count, stream)
@@ -140,18 +180,19 @@ class Mover:
     def digest(self, source: int, nbytes: int, on_progress: Callable[[int], None] | None = None) -> str:
         """Return blake3 of device memory, in hex."""
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        lane = self._ready_lanes()[0]
+        buffer = self._ready_lanes(1)[0].next()
         for begin in range(0, nbytes, CHUNK_BYTES):
             count = min(CHUNK_BYTES, nbytes - begin)
-            self._fetch(lane, source + begin, count)
-            with lane.buffer[:count] as part:
+            self._fetch(buffer, source + begin, count)
+            with buffer.memory[:count] as part:
                 hasher.update(part)
             if on_progress is not None:
                 on_progress(begin + count)
         return hasher.hexdigest()
 
     def close(self) -> None:
-        """Give buffers and streams back. The next copy makes new ones."""
+        """Give registrations, buffers and streams back. The next copy makes new ones."""
+        self._segments.close()
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
             lane.end()
@@ -159,16 +200,17 @@ class Mover:
     # -- the two ways in -------------------------------------------------------------------------------------------
 
     def _staged(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> None:
-        with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES)) as source:
+        with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES, _CALL_BYTES)) as source:
 
             def move(lane: _Lane, begin: int, end: int) -> None:
-                self._cuda.synchronize(lane.stream)  # the last copy out of this buffer must be done
+                buffer = lane.next()
+                buffer.synchronize()  # the last copy out of it must be done
                 direct = end - begin == CHUNK_BYTES and source.use_direct(begin // CHUNK_BYTES)
                 began = time.perf_counter()
-                with lane.buffer[: end - begin] as part:
+                with buffer.memory[: end - begin] as part:
                     source.read(part, begin, direct=direct)
                 source.record(direct, time.perf_counter() - began)
-                self._cuda.copy_in(target + begin, lane.address, end - begin, lane.stream)
+                self._cuda.copy_in(target + begin, buffer.address, end - begin, buffer.stream)
 
             self._in_chunks(nbytes, move, on_progress)
 
@@ -176,35 +218,38 @@ class Mover:
         """Copy by registering; returns the way used. If registering fails, this and later images are staged."""
         if os.fstat(fd).st_size < nbytes:
             raise ImageError(f"the source has {os.fstat(fd).st_size} bytes, {nbytes} were expected: truncated?")
-        mapping = FileMapping(fd, nbytes, align=True)
         try:
-            address, length = mapping.address, align_up(nbytes, mmap.PAGESIZE)
-            try:
-                self._cuda.host_register(address, length)
-            except DeviceLostError:
-                raise
-            except TrimsError as error:  # drivers have many codes for it: not for file pages, or too many pages
-                log.warning("the pages of files cannot be registered; images are staged from now on: %s", error)
-                self._can_register = False
-                self._staged(fd, nbytes, target, on_progress)
-                return "staged"
-            try:
-                self._in_chunks(
-                    nbytes,
-                    lambda lane, begin, end: self._cuda.copy_in(
-                        target + begin, address + begin, end - begin, lane.stream
-                    ),
-                    on_progress,
-                )
-            finally:
-                self._cuda.host_unregister(address)
-        finally:
-            mapping.close()
+            self._copy_registered(fd, nbytes, target, on_progress)
+        except _UnregisteredError as error:  # drivers have many codes for it: not for file pages, or too many pages
+            log.warning("the pages of files cannot be registered; images are staged from now on: %s", error)
+            self._can_register = False
+            self._staged(fd, nbytes, target, on_progress)
+            return "staged"
         return "registered"
 
-    def _fetch(self, lane: _Lane, source: int, nbytes: int) -> None:
-        self._cuda.copy_out(lane.address, source, nbytes, lane.stream)
-        self._cuda.synchronize(lane.stream)
+    def _copy_registered(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                address = stack.enter_context(self._segments.address(fd, nbytes))
+            except DeviceLostError:
+                raise
+            except TrimsError as error:
+                raise _UnregisteredError(error) from error
+            self._in_chunks(
+                nbytes,
+                lambda lane, begin, end: self._cuda.copy_in(
+                    target + begin, address + begin, end - begin, lane.next().stream
+                ),
+                on_progress,
+            )
+
+    def tidy(self) -> None:
+        """Give up what is kept for segments that are gone; the context is current. Call this now and then."""
+        self._segments.tidy()
+
+    def _fetch(self, buffer: _Buffer, source: int, nbytes: int) -> None:
+        self._cuda.copy_out(buffer.address, source, nbytes, buffer.stream)
+        buffer.synchronize()
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +257,7 @@ class Mover:
         self, nbytes: int, move: Callable[[_Lane, int, int], None], on_progress: Callable[[int], None] | None
     ) -> None:
         """Give chunks to lanes as lanes become free. All copies are done when this returns, also if one failed."""
-        lanes = self._ready_lanes()
+        lanes = self._ready_lanes(nbytes)
         begins = itertools.count(0, CHUNK_BYTES)  # next() of a count is atomic
         done, lock, failed = [0], threading.Lock(), threading.Event()
 
@@ -243,9 +288,11 @@ class Mover:
         try:
             yield
         finally:
-            self._cuda.synchronize(lane.stream)
+            lane.synchronize()
 
-    def _ready_lanes(self) -> list[_Lane]:
-        while len(self._lanes) < self._wanted_lanes:
+    def _ready_lanes(self, nbytes: int) -> list[_Lane]:
+        """Return lanes for a copy; for a small one few, because pinned memory takes long to make."""
+        wanted = min(self._wanted_lanes, -(-nbytes // CHUNK_BYTES))
+        while len(self._lanes) < wanted:
             self._lanes.append(_Lane(self._cuda))
-        return self._lanes
+        return self._lanes[:wanted]

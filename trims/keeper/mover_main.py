@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Least seconds between two messages of progress. A copy moves a chunk in a tenth of a millisecond.
 _PROGRESS_S = 0.02
+#: Seconds of quiet between two looks for segments that are gone.
+_TIDY_S = 1.0
 
 
 class _StoppedError(Exception):
-    """Who waited for the move is gone."""
+    """The connection that waits for the move has ended."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,7 +79,7 @@ class _Orders:
 
     def serve(self) -> None:
         """Obey until the keeper is gone. Raises DeviceLostError once the context is lost."""
-        while (received := messages.receive(self._sock)) is not None:
+        while (received := self._next()) is not None:
             message, fds = received
             if message.get("op") == "stop":  # of a move that was done just then
                 continue
@@ -89,6 +91,12 @@ class _Orders:
             finally:
                 messages.close_all(fds)  # before the answer: the memory may be freed with that
             messages.send(self._sock, answer)
+
+    def _next(self) -> tuple[Message, list[int]] | None:
+        while not self._poll.poll(_TIDY_S * 1000):
+            if self._mover is not None:
+                self._mover.tidy()
+        return messages.receive(self._sock)
 
     def _answer(self, message: Message, fds: Sequence[int]) -> Message:
         try:

@@ -46,7 +46,7 @@ class _Process:
         self.socket, self.pid = self._child.socket, self._child.pid
         self.socket.settimeout(SILENT_S)
         self.told_to_end = False
-        # A mover that is killed is waited for at once, and one that rests while nobody waits.
+        # Reap the process as soon as it has ended, killed or at rest, so that no zombie is left.
         self._reaper = threading.Thread(target=self._child.wait, name="trims-mover", daemon=True)
         self._reaper.start()
 
@@ -89,9 +89,9 @@ class MoverProcess:
 
     @property
     def pid(self) -> int:
-        """Return the process's number; 0 if there is none."""
+        """Return the number of the process that moves images now; 0 if there is none, or it is about to end."""
         process = self._process
-        return process.pid if process is not None and process.lives else 0
+        return process.pid if process is not None and process.lives and not process.told_to_end else 0
 
     def move(self, move: Move, allocation: Allocation, on_progress: Callable[[int], None]) -> str:
         """See `Moving.move`.
@@ -117,6 +117,9 @@ class MoverProcess:
             ) from error
         finally:
             exported.close()
+
+    def tidy(self) -> None:
+        """See `Moving.tidy`: the process does so itself."""
 
     def rest(self) -> None:
         """See `Moving.rest`."""
@@ -152,7 +155,7 @@ class MoverProcess:
         while "done_bytes" in (answer := self._next(process)):
             try:
                 on_progress(answer["done_bytes"])
-            except BaseException:  # who waited for this move is gone
+            except BaseException:  # the connection that waits for this move has ended
                 self._send(process, {"op": "stop"})
                 while "done_bytes" in self._next(process):
                     pass

@@ -59,6 +59,10 @@ class Moving(Protocol):
         """
         ...
 
+    def tidy(self) -> None:
+        """Give up what is kept for segments of the host that are gone. Call it regularly, while nothing moves."""
+        ...
+
     def rest(self) -> None:
         """Give the context back. Call it only while nothing moves; returns at once."""
         ...
@@ -164,6 +168,12 @@ class LocalMover:
             finally:
                 theirs.close(opened)
         return ""
+
+    def tidy(self) -> None:
+        """See `Moving.tidy`."""
+        if self._awake:
+            with self._cuda.bound():
+                self._mover.tidy()
 
     def rest(self) -> None:
         """See `Moving.rest`."""

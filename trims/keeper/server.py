@@ -254,7 +254,7 @@ class _Connection:
                 self._server.device_lost()
         except TrimsError as error:
             self._say(error_message(error, None))
-        except BrokenPipeError:  # who gave the order has gone
+        except BrokenPipeError:  # the connection has ended
             raise
         except Exception as error:
             log.exception("an order failed")

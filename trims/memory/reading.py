@@ -26,14 +26,15 @@ class Source:
 
     fd: int
     direct_fd: int = -1
+    call_bytes: int = CALL_BYTES
     refused: bool = False
     spent_s: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     read_chunks: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
 
     @classmethod
-    def open(cls, fd: int, nbytes: int, chunk_bytes: int) -> Source:
+    def open(cls, fd: int, nbytes: int, chunk_bytes: int, call_bytes: int = CALL_BYTES) -> Source:
         """Open a source for the first `nbytes` bytes of a file, to be read in chunks of that size. `close` it."""
-        return cls(fd, _open_direct(fd, nbytes, chunk_bytes))
+        return cls(fd, _open_direct(fd, nbytes, chunk_bytes), call_bytes)
 
     def use_direct(self, chunk: int) -> bool:
         """Return whether to read this chunk around the cache: alternate while probing, then the faster way."""
@@ -55,7 +56,7 @@ class Source:
         """
         if direct and self._around(room, offset):
             return
-        read_all(self.fd, room, offset)
+        read_all(self.fd, room, offset, self.call_bytes)
 
     def _around(self, room: memoryview, offset: int) -> bool:
         """Read around the cache.
@@ -81,10 +82,10 @@ class Source:
             self.direct_fd = -1
 
 
-def read_all(fd: int, room: memoryview, offset: int) -> None:
+def read_all(fd: int, room: memoryview, offset: int, call_bytes: int = CALL_BYTES) -> None:
     """Fill `room`. Raises ImageError if the file ends before, or its disk cannot read it."""
     try:
-        done = read_up_to(fd, room, offset)
+        done = read_up_to(fd, room, offset, call_bytes)
     except OSError as error:  # a failing source, not a failing target
         raise ImageError(f"the source cannot be read at {offset} bytes: {error}") from error
     if done < len(room):
@@ -92,11 +93,11 @@ def read_all(fd: int, room: memoryview, offset: int) -> None:
         raise ImageError(f"the source ends at {offset + done} bytes, {end} were expected: truncated?")
 
 
-def read_up_to(fd: int, room: memoryview, offset: int) -> int:
+def read_up_to(fd: int, room: memoryview, offset: int, call_bytes: int = CALL_BYTES) -> int:
     """Fill `room` as far as the file goes. Return the bytes read. Raises OSError."""
     done = 0
     while done < len(room):
-        with room[done : done + CALL_BYTES] as part:
+        with room[done : done + call_bytes] as part:
             got = os.preadv(fd, [part], offset + done)
         if got == 0:
             break

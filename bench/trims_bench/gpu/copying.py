@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import TrimsError
 from trims.keeper.mover import CHUNK_BYTES, Mover
 from trims.memory.mapping import FileMapping
+from trims.memory.shm import SHM_FOLDER
 from trims.testing.device_memory import CONTENT, Owner
 from trims_bench.child import call
 
@@ -41,23 +42,42 @@ def measure(kind: str, driver: str, nbytes: int, folder: str) -> dict[str, Any]:
     owner = Owner(kind, driver)
     allocation = owner.memory.allocate(nbytes)
     made = owner.memory.reach(allocation, writable=True)
-    fd = os.memfd_create("trims-gpu-check")
+    stack = contextlib.ExitStack()
+    fd, named = stack.enter_context(_segment(nbytes))
     ways: dict[str, Any] = {}
     try:
         fill(fd, nbytes)
         mover = Mover(owner.cuda, owner.device)
-        for way in mover.ways:
+        for way in mover.ways:  # registered: the first is with the registration, which is kept
             ways[way] = _rates(functools.partial(mover.copy_in, fd, nbytes, made.address, way=way), nbytes)
         mover.close()
         ways["unregistered"] = _tried(lambda: _unregistered(owner, fd, nbytes, made.address))
         ways["O_DIRECT into a pinned pool"] = _tried(lambda: _direct(owner, Path(folder, "file"), nbytes, made.address))
         ways["pinned copy"] = pinned_rates(owner, nbytes, made.address)
     finally:
-        os.close(fd)
+        stack.close()
         owner.memory.close(made)
         owner.memory.free(allocation)
         owner.end()
-    return {"nbytes": nbytes, "bytes_per_s": ways}
+    return {"nbytes": nbytes, "stays_registered": named, "bytes_per_s": ways}
+
+
+@contextlib.contextmanager
+def _segment(nbytes: int) -> Iterator[tuple[int, bool]]:
+    """Shared memory with a name, as the daemon's segments have one; without one where the folder has no room."""
+    path = SHM_FOLDER / f"trims-gpu-check.{os.getpid()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            named = True
+        except OSError:
+            os.close(fd)
+            fd, named = os.memfd_create("trims-gpu-check"), False
+        yield fd, named
+    finally:
+        path.unlink()
+        os.close(fd)
 
 
 def pinned_rates(owner: Owner, nbytes: int, target: int) -> list[int]:

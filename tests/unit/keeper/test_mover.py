@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from trims.core.errors import CapacityError, CudaError, ImageError
 from trims.keeper.mover import CHUNK_BYTES, Mover
 from trims.keeper.pace import TELLING_BYTES, in_shared_memory
 from trims.memory.cuda.api import Device
-from trims.testing.fake_cuda import FakeCuda, make_devices
+from trims.testing.fake_cuda import FakeCuda, copies_held, make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -234,3 +235,50 @@ def memfd(data: bytes) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def test_a_segment_that_is_registered_is_copied_from_there_whatever_was_measured(
+    mover: Mover, cuda: FakeCuda, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes, registered = TELLING_BYTES + 1, list[int]()
+    register = cuda.host_register
+    monkeypatch.setattr("trims.keeper.mover.in_shared_memory", lambda fd: True)
+    monkeypatch.setattr(cuda, "host_register", lambda *given: (registered.append(given[0]), register(*given)))
+    target = cuda.allocate(nbytes)
+    (folder / "segment").write_bytes(os.urandom(1 << 20) * 64 + b"x")
+    with (folder / "segment").open("rb") as file:
+        mover.copy_in(file.fileno(), nbytes, target, way="registered")
+        mover.paces.record("staged", nbytes, 1e-9, shared=True)
+        paces = mover.paces.of(nbytes, shared=True)
+        for _ in range(2):
+            mover.copy_in(file.fileno(), nbytes, target)
+    assert len(registered) == 1
+    assert mover.paces.of(nbytes, shared=True) == paces, "what is registered says nothing about what is not"
+    assert mover.digest(target, nbytes) == blake3.blake3((folder / "segment").read_bytes()).hexdigest()
+    cuda.free(target)
+
+
+def test_the_next_chunk_is_read_while_the_last_one_is_copied(cuda: FakeCuda, folder: Path) -> None:
+    mover = Mover(cuda, cuda.use(UUID), lanes=1)
+    nbytes, told, twice = 2 * CHUNK_BYTES, list[int](), threading.Event()
+    target = cuda.allocate(nbytes)
+
+    def progress(done: int) -> None:
+        told.append(done)
+        if done == nbytes:
+            twice.set()
+
+    def copy(fd: int) -> None:
+        cuda.bind()
+        mover.copy_in(fd, nbytes, target, progress, way="staged")
+
+    with memfd(os.urandom(nbytes)) as fd:
+        copying = threading.Thread(target=copy, args=(fd,))
+        with copies_held(folder):
+            copying.start()
+            assert twice.wait(30), "one thread did not read two chunks while no copy went on"
+            assert copying.is_alive(), "it ends when the device has every byte"
+        copying.join()
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
