@@ -15,7 +15,7 @@ from trims_client import connect
 from trims_client.mapping.device import leave_devices
 
 from trims.core.errors import CapacityError, ConfigError, CudaError, InUseError, NotSupportedError
-from trims.core.place import CPU, GPU, Place
+from trims.core.place import CPU, DISK, GPU, Place
 from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
@@ -54,6 +54,22 @@ def test_a_model_opened_on_a_device_has_the_bytes_of_its_file(
             assert again.on_device("a").address == weights.on_device("a").address, "one mapping in a process"
         del tensor
     assert states(gpu_daemon) == {"cpu": "sealed", "gpu:0": "sealed"}
+
+
+def test_a_disk_image_goes_to_the_device_without_a_copy_in_host_memory(
+    gpu_daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    path, runtime = checkpoint("m", nbytes=40 << 20), gpu_daemon.config.runtime_dir
+    name = f"file:{path}"
+    with connect(runtime) as session, session.open_file(path, place="cpu") as weights:
+        content = bytes(weights["weight"])
+    gpu_daemon.store.load(name, DISK).result(60)
+    gpu_daemon.store.evict(name, CPU)
+    wait_until(lambda: states(gpu_daemon) == {"disk": "sealed"}, "it is not on disk alone")
+    with connect(runtime) as session, session.open_file(path, place="gpu") as weights:
+        assert states(gpu_daemon) == {"disk": "sealed", "gpu:0": "sealed"}
+        assert gpu_daemon.store.counters["fills.cpu"] == 1, "the first open's"
+        assert read(weights.on_device("weight")) == content
 
 
 _IMPORTS = """

@@ -39,6 +39,7 @@ _FLAGS = {
     "gpu-driver": "how GPU memory is shared: vmm, ipc (default: auto, the better one the device has)",
     "gpu-share": "part of a GPU's free memory for weights (default: 0.9)",
     "gpu-reserve-bytes": "left free besides, for activations (default: 1GiB)",
+    "gpu-rest-s": "seconds without a copy after which a GPU's mover and its context end (default: 10)",
     "gpu-policy": "which idle model goes first when a GPU is full (default: lru)",
     "cuda": "driver, or a stand-in for machines without a GPU: fake:FOLDER (default: driver)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",

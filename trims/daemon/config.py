@@ -80,6 +80,8 @@ class Config:
         gpu_driver: How their memory is shared: `vmm`, `ipc`, or `auto` for the better one the device has.
         gpu_share: Of what is free on a device, the part its tier may use.
         gpu_reserve_bytes: Left free besides, for activations and contexts of predictors.
+        gpu_rest_s: Seconds without a copy after which a device's mover ends, and its context with it. A keeper that
+            runs already keeps what it was started with.
         gpu_policy: Eviction policy of the gpu tiers.
         cuda: `driver`, or a fake for machines without a device.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
@@ -136,6 +138,7 @@ class Config:
     gpu_driver: str = "auto"
     gpu_share: float = 0.9
     gpu_reserve_bytes: int = 1 << 30
+    gpu_rest_s: float = 10.0
     gpu_policy: str = "lru"
     cuda: str = "driver"
     environments: Mapping[str, Path] = field(default_factory=dict)
@@ -354,6 +357,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "gpu_driver": str,
     "gpu_share": float,
     "gpu_reserve_bytes": parse_bytes,
+    "gpu_rest_s": _limit_s,
     "gpu_policy": str,
     "cuda": str,
     "environments": parse_interpreters,
