@@ -55,9 +55,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", required=True, help="UUID of the GPU")
     parser.add_argument("--driver", default="auto", help="how to share its memory: auto, vmm or ipc")
     parser.add_argument("--cuda", default="driver", help="`driver`, or a fake")
-    parser.add_argument(
-        "--idle-s", type=float, default=10.0, help="seconds after which an idle mover ends"
-    )
+    parser.add_argument("--idle-s", type=float, default=10.0, help="seconds after which an idle mover ends")
     parser.add_argument("--detach", type=Path, metavar="LOG", help="go on in the background and write to this file")
     return parser.parse_args(arguments)
 
