@@ -49,10 +49,15 @@ def test_status_and_ps_say_which_device_a_place_is_and_which_process_keeps_it(
             pid = keeper.hello().pid
         (device,) = stats["devices"]
         weights = 2 << 20  # the fake's granularity, and less than that was asked for
+        processes = device.pop("process_bytes")
+        assert processes.pop(str(pid)) == weights
+        assert processes.pop(str(os.getpid())) == CONTEXT_BYTES
+        assert list(processes.values()) == [CONTEXT_BYTES], "the mover's"
         assert device == {
             "place": "gpu:0", "uuid": UUID, "name": "Fake", "driver": "vmm", "keeper_pid": pid, "keeper_awake": True,
             "weights_bytes": weights, "capacity_bytes": TOTAL_BYTES - (48 << 20), "total_bytes": TOTAL_BYTES,
             "free_bytes": TOTAL_BYTES - weights - 2 * CONTEXT_BYTES, "leases": 1, "trouble": "",
+            "reserve_bytes": 48 << 20,
         }  # fmt: skip
         assert stats["gpu_off"] == ""
         for command in ("status", "ps"):

@@ -45,9 +45,7 @@ class Devices:
         return [self._one(tier, by_place[tier.place], surveyed) for tier in self._tiers]
 
     def _one(self, tier: GpuTier, view: TierView, surveyed: dict[str, Surveyed]) -> pb.Device:
-        message = pb.Device(
-            place=str(tier.place), capacity_bytes=tier.capacity_bytes, reserve_bytes=tier.reserve_bytes
-        )
+        message = pb.Device(place=str(tier.place), capacity_bytes=tier.capacity_bytes, reserve_bytes=tier.reserve_bytes)
         try:
             state = self._known[tier.place] = tier.describe()
             message.keeper_pid, message.keeper_awake = state.pid, state.awake
