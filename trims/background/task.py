@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import blake3
 
+from trims.image.checksum import Sum
 from trims.memory.large_pages import LargePages
 from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.memory.reading import read_up_to
@@ -50,7 +51,7 @@ class Task:
     Attributes:
         nbytes: Length of the whole.
         parts: What it is made of, in order of `begin`, without overlap; between them there are zeros.
-        hashes: Names of the digests that are wanted of the whole: "blake3", "sha256".
+        hashes: Names of the digests that are wanted of the whole: "blake3", "sha256", "checksum" (of an image).
         large_pages: The target is memory that may be had in large pages.
     """
 
@@ -105,7 +106,7 @@ class _Hasher(Protocol):
     def hexdigest(self) -> str: ...
 
 
-_HASHERS: dict[str, Callable[[], _Hasher]] = {"blake3": blake3.blake3, "sha256": hashlib.sha256}
+_HASHERS: dict[str, Callable[[], _Hasher]] = {"blake3": blake3.blake3, "sha256": hashlib.sha256, "checksum": Sum}
 
 
 class Running:

@@ -22,13 +22,15 @@ Errors that are found:
 The checksum guards against faults. Against changes by intent there is blake3.
 
 An image keeps its checksum in the header of its index (`stamp`, `stated`): that of all its bytes, with zeros in the
-place of the checksum itself. One of 0, for which that place stands empty, counts as none. Not covered: who computes it,
-and when.
+place of the checksum itself. One of 0, for which that place stands empty, counts as none. Whole images take numpy,
+`change` takes the standard library alone. Not covered: a device's own sums (`trims.keeper.device_sums`).
 """
 
 from __future__ import annotations
 
 import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
@@ -36,6 +38,8 @@ from trims.image.index import CHECKSUM
 from trims.image.reader import ImageView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -51,6 +55,8 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _ROWS_AT_ONCE = 32
 #: Bytes that are converted at once: they stay in the processor's cache.
 _CHUNK_BYTES = 256 << 10
+#: Bytes of a large image that one thread takes at once, and most threads.
+_PIECE_BYTES, _MOST_THREADS = 8 << 20, 8
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
@@ -91,17 +97,58 @@ def part(data: bytes | bytearray | memoryview, offset: int) -> int:
 
 
 def change(before: bytes, after: bytes, offset: int) -> int:
-    """Return what is added to the sum, modulo 2^64, if bytes at any offset are replaced by as many others."""
-    row, within = divmod(offset, ROW_BYTES)
-    pad, added = bytes(within), row * ROW_BYTES
-    return (part(pad + after, added) - part(pad + before, added)) % _MODULUS
+    """Return what is added to the sum, modulo 2^64, if few bytes at any offset are replaced by as many others."""
+    added = 0
+    for at, (old, new) in enumerate(zip(before, after, strict=True), offset):
+        row, within = divmod(at, ROW_BYTES)
+        factor = sum(w * multiplier(COLUMNS * row + j) for j, w in enumerate(weights()[within]))
+        added += (_signed(new) - _signed(old)) * factor
+    return added % _MODULUS
 
 
-def stamp(image: memoryview) -> int:
-    """Compute the checksum of a complete image that has none yet, and write it there; return it."""
-    place = _place_of(ImageView(image))
+class Sum:
+    """Sum of bytes that come one piece after the other, each but the last a multiple of `ROW_BYTES`: like a hash."""
+
+    def __init__(self) -> None:
+        self._parts, self._nbytes = 0, 0
+
+    def update(self, data: memoryview, /) -> None:
+        """Add the next piece."""
+        self._parts += part(data, self._nbytes)
+        self._nbytes += len(data)
+
+    @property
+    def parts(self) -> int:
+        """Return the sum of all parts so far."""
+        return self._parts % _MODULUS
+
+    def hexdigest(self) -> str:
+        """Return the checksum in hex."""
+        return f"{whole(self._parts, self._nbytes):016x}"
+
+
+def stamp(image: memoryview, on_piece: Callable[[], None] | None = None) -> int:
+    """Compute the checksum of a complete image that has none yet, and write it there; return it.
+
+    Args:
+        image: The image.
+        on_piece: Called in this thread, every few MiB; an exception from it ends the computation.
+    """
+    place = place_of(ImageView(image))
     image[place] = bytes(8)
-    found = checksum(image)
+    begins = range(0, len(image), _PIECE_BYTES)
+    threads = min(len(begins), _MOST_THREADS, len(os.sched_getaffinity(0)))
+    parts = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="trims-checksum") as pool:
+        try:
+            for found in pool.map(lambda begin: part(image[begin : begin + _PIECE_BYTES], begin), begins):
+                parts += found
+                if on_piece is not None:
+                    on_piece()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    found = whole(parts, len(image))
     image[place] = found.to_bytes(8, "little")
     return found
 
@@ -119,7 +166,7 @@ def of_image(parts: int, head: ImageView) -> int:
         head: The image, or its head alone.
     """
     own = head.index_header.checksum.to_bytes(8, "little")
-    return whole(parts + change(own, bytes(8), _place_of(head).start), head.nbytes)
+    return whole(parts + change(own, bytes(8), place_of(head).start), head.nbytes)
 
 
 def multiplier(argument: int) -> int:
@@ -145,8 +192,13 @@ def weights() -> tuple[tuple[int, ...], ...]:
     return tuple(rows)
 
 
-def _place_of(image: ImageView) -> slice:
+def place_of(image: ImageView) -> slice:
+    """Return where in an image its checksum lies."""
     return slice(image.data_start + CHECKSUM.start, image.data_start + CHECKSUM.stop)
+
+
+def _signed(byte: int) -> int:
+    return byte - 256 if byte > 127 else byte
 
 
 def _mixed(number: int) -> int:

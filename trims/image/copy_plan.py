@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trims.background.task import Order, Part, Task
 from trims.core.errors import ArtifactError
+from trims.image.index import CHECKSUM
 from trims.image.source import open_source
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class CopyPlan:
             file.check(fd)
 
 
+def stamp(plan: ImagePlan, target: int, checksum: str) -> None:
+    """Write the checksum that a copier found, in hex, into the image that it made. Raises OSError."""
+    os.pwrite(target, int(checksum, 16).to_bytes(8, "little"), len(plan.head) + CHECKSUM.start)
+
+
 def is_carriable(plan: ImagePlan) -> bool:
     """Return whether all of the image lies in files."""
     return not plan.fills
@@ -55,6 +61,8 @@ def is_carriable(plan: ImagePlan) -> bool:
 @contextlib.contextmanager
 def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[CopyPlan]:
     """Yield the task that makes the image in a zeroed target of its length. Its files are open for the block.
+
+    The task has the checksum found, which `stamp` writes into the target: only then does the target have its digest.
 
     Raises ArtifactError for a file that cannot be opened, CapacityError where no file can.
     """
@@ -71,5 +79,6 @@ def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[Cop
                 parts.append(Part(begin, len(data), 0, head.tell()))
                 head.write(data)
         fds = [own_fd, *(stack.enter_context(open_source(file.path)) for file in files)]
-        task = Task(plan.nbytes, sorted(parts, key=lambda part: (part.begin, part.nbytes)), large_pages=large_pages)
+        parts.sort(key=lambda part: (part.begin, part.nbytes))
+        task = Task(plan.nbytes, parts, ("checksum",), large_pages=large_pages)
         yield CopyPlan(Order(task, fds, target), files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from json.encoder import encode_basestring
 from math import prod
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trims.core.errors import ImageError
 from trims.core.layout import DTYPE_BYTES, TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up, format_bytes
+from trims.image.checksum import stamp
 from trims.image.header import FORMAT_VERSION, METADATA_KEY
 from trims.image.index import LENGTH, MAX_HEADER_BYTES, encode_index, index_size
 from trims.image.source import read_spans
@@ -108,13 +110,18 @@ class ImagePlan:
         return len(self.head) + self.data_bytes
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated."""
+        """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated.
+
+        The image gets its checksum where numpy is installed: an environment without it makes images that have none.
+        """
         # Aligned: memory that was reserved in large pages is mapped as such, and not in half a million small faults.
         # Closed by hand, when all went well: the traceback of an error may hold views of the mapping, which then goes
         # with them; `with` would raise BufferError in the error's place.
         target = FileMapping(fd, self.nbytes, write=True)
         view = target.view()
         self.write_into(view, on_progress)
+        if find_spec("numpy") is not None:
+            stamp(view, None if on_progress is None else lambda: on_progress(self.nbytes))
         view.release()
         target.close()
 

@@ -15,13 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from trims.background.task import SourceFailedError
+from trims.background.task import Order, SourceFailedError, Task
 from trims.core.errors import ArtifactError, ConversionError, ImageError, InternalError
 from trims.formats.base import is_measurable
 from trims.formats.conversion.child_process import LimitedChild
 from trims.formats.plugins import converter, detect, naming_foreign
 from trims.formats.torch.state import SKELETON_VERSION
-from trims.image.copy_plan import as_order, is_carriable
+from trims.image.copy_plan import as_order, is_carriable, stamp
 from trims.image.host import cpu_features
 from trims.image.modules_beside import builder_facts
 from trims.image.peek import PARSE_HERE_BYTES
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from trims.background.task import Order
     from trims.formats.base import Artifact, Converter, Limits
     from trims.formats.conversion.environments import Environment
     from trims.image.plan import ImagePlan
@@ -276,12 +275,19 @@ class _LocalConversion(Conversion):
             raise InternalError("carry() before plan(), or after its end")
         with as_order(plan, fd, large_pages=large_pages) as carried:
             try:
-                digests = by(carried.order, lambda _: self._check(0.0))
+                found = by(carried.order, lambda _: self._check(0.0))
             except SourceFailedError as error:
                 raise carried.explain(error) from error
-            if digests is None:
+            if found is None:
                 return None
             carried.check()
+        stamp(plan, fd, found["checksum"])
+        try:
+            digests = by(Order(Task.of_file(plan.nbytes), [fd]), lambda _: self._check(0.0))
+        except SourceFailedError as error:
+            raise ImageError(str(error)) from error
+        if digests is None:
+            return None
         self._plan = None
         return digests["blake3"]
 

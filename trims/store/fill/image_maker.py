@@ -158,7 +158,8 @@ class ImageMaker:
 
         def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
             def tell(done_bytes: int) -> None:
-                self._tell(replica, done_bytes, draft.nbytes)
+                if order.target is not None:  # else it is there, and is hashed
+                    self._tell(replica, done_bytes, draft.nbytes)
                 on_progress(done_bytes)
 
             return behind.carry(order, tell)

@@ -15,6 +15,7 @@ from trims.core.errors import ArtifactError, ConversionError
 from trims.formats.base import Artifact, Limits
 from trims.formats.conversion.conversion import start_conversion
 from trims.formats.safetensors.converter import SafetensorsConverter
+from trims.image.checksum import stamp
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.testing.converters import LIMITS, artifact_at, convert
@@ -157,6 +158,7 @@ def write_image(path: Path, kind: str | None) -> Path:
     plan = plan_image(sources, program=Program(kind, {}, b"\0body") if kind else None, metadata={"who": "us"})
     memory = bytearray(plan.nbytes)
     plan.write_into(memoryview(memory))
+    stamp(memoryview(memory))
     path.write_bytes(memory)
     return path
 
