@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from served_grpc import NO_FLEET
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.tensors import from_array, to_array
@@ -74,6 +75,6 @@ class Generator:
 
     def counted(self, code: str) -> float:
         """Requests that ended so."""
-        page = self.metrics.page({"models": {}, "spares": {}, "templates": {}, "counters": {}, "hot": {}, "device_spares": []}, [])
+        page = self.metrics.page(NO_FLEET, [])
         lines = [line for line in page.decode().splitlines() if "requests_total{" in line and f'"{code}"' in line]
         return sum(float(line.rpartition(" ")[2]) for line in lines)

@@ -24,7 +24,7 @@ def test_an_event_is_the_one_element_and_headers_are_options() -> None:
     headers = [("trims-deadline", "1.5"), ("trims-keep-alive", "0"), ("trims-priority", "2"), ("trims-place", "cpu")]
     made = event_request(memoryview(b'{"a": 1}'), headers)
     assert elements(made) == [b'{"a": 1}']
-    assert (made.queue_deadline_s, made.keep_alive_s, made.priority, made.place) == (1.5, 0.0, 2, "cpu")
+    assert (made.queue_deadline_s, made.keep_alive_s, made.priority, made.places) == (1.5, 0.0, 2, ("cpu",))
     assert elements(event_request(memoryview(b""), [])) == [b""]
 
 

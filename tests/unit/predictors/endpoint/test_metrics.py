@@ -25,6 +25,10 @@ REPORT: Any = {
     "models": {"m": {"queued": 3, "starting": 1, "idle": 0, "busy": 2}},
     "spares": {"torch": 1},
     "hot": {"m": 2},
+    "device_spares": [
+        {"place": "gpu:0", "framework": "torch", "pid": 7, "bytes": 5, "model": "m"},
+        {"place": "gpu:0", "framework": "torch", "pid": 8, "bytes": 6, "model": "n"},
+    ],
     "learning": [],
     "templates": {"torch": {"started": 2, "ended": 1, "bytes": 4096}},
     "counters": {"started_spare": 4, "started_spawned": 1, "ended": 2},

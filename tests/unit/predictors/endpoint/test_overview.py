@@ -26,6 +26,7 @@ REPORT = {
     "spares": {"torch": 1},
     "templates": {},
     "hot": {"m": 1},
+    "device_spares": [],
 }
 
 

@@ -95,7 +95,7 @@ class StandIn:
         self, model: str, version: str, asked: Any, shared: Any, *, binary: bool, span: Any = None
     ) -> Answered:
         deployment = await self.deployment(model, version)
-        self.asked.append(("infer", asked.place, asked.queue_deadline_s, asked.keep_alive_s, asked.priority))
+        self.asked.append(("infer", asked.places, asked.queue_deadline_s, asked.keep_alive_s, asked.priority))
         if self.error is not None:
             raise self.error
         if self.hangs:
@@ -193,7 +193,7 @@ def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
     assert reply.headers["content-type"] == "application/json"
     told = reply.json()
     assert (told["id"], told["outputs"][0]["data"]) == ("7", [2.0, 4.0])
-    assert service.asked[-1] == ("infer", "disk", 2.0, 0.0, 0)
+    assert service.asked[-1] == ("infer", ("disk",), 2.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("binary", [None, False, True])

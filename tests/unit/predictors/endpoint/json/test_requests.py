@@ -294,10 +294,13 @@ def test_whether_an_output_is_binary_is_true_or_false(asked: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     ("stated", "place"),
-    [("cpu", "cpu"), ("disk", "disk"), ("gpu", "gpu:0"), ("gpu:1", "gpu:1"), ("auto", "auto"), (None, None)],
-)
-def test_a_request_may_name_the_place_of_its_weights(stated: str | None, place: str | None) -> None:
-    assert parse({"inputs": [], "parameters": {"place": stated}}).place == place
+    [
+        ("cpu", ("cpu",)), ("disk", ("disk",)), ("gpu", ("gpu",)), ("gpu:1", ("gpu:1",)), ("auto", ("auto",)),
+        ("gpu,cpu", ("gpu", "cpu")), (None, ()),
+    ],
+)  # fmt: skip
+def test_a_request_may_name_places_of_its_weights(stated: str | None, place: tuple[str, ...]) -> None:
+    assert parse({"inputs": [], "parameters": {"place": stated}}).places == place
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_a_request_may_name_the_place_of_its_weights(stated: str | None, place: 
 )
 def test_what_is_no_place_is_refused_by_name(stated: object, why: str) -> None:
     with pytest.raises(CallerError, match=why):
-        _ = parse({"inputs": [], "parameters": {"place": stated}}).place
+        parse({"inputs": [], "parameters": {"place": stated}})
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("FP32", 1e39), ("FP32", -1e39), ("FP16", 65520), ("BF16", 3.4e38 * 2)])
