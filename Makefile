@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 MXNET_VENV := .venv-mxnet
 READY := $(VENV)/ready
 PROTO_VENV := .venv-proto
+KERNELS := trims/memory/cuda/checksum
 LOWEST_VENV := .venv-lowest
 MXNET_READY := $(MXNET_VENV)/ready
 CLIENTS_VENV := .venv-clients
@@ -114,6 +115,12 @@ proto: ## generate the code of both protocols again, with an old generator: its 
 	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
 	cd predictors && ../$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 	  trims_predictors/endpoint/grpc/inference.proto
+
+.PHONY: kernels
+kernels: ## translate the checksum's kernels again; needs nvcc. The PTX says what it is made of, for drivers since 2020
+	(printf '// Made of checksum.cu, whose sha256 is %s, by `make kernels`.\n.version 7.0\n' \
+	  "$$(sha256sum < $(KERNELS).cu | cut -d' ' -f1)" && \
+	  nvcc -ptx -arch=compute_80 -o - $(KERNELS).cu | sed -e '/^\/\//d' -e '/^\.version/d' -e '/^$$/d') > $(KERNELS).ptx
 
 .PHONY: env
 env: $(READY) ## the main environment

@@ -20,6 +20,7 @@ from trims.core.errors import (
     SourceUnavailableError,
 )
 from trims.core.place import Place, TierKind
+from trims.keeper.messages import Verdict
 from trims.memory.cuda.drivers import Export
 from trims.tiers.base import Draft, Extent
 from trims.tiers.cloud import CloudImage, CloudTier
@@ -345,9 +346,9 @@ class SimDevice(SimTier):
         """See `DeviceTier`."""
         raise AssertionError("there is one device")
 
-    def digest(self, extent: Extent) -> str:
+    def examine(self, extent: Extent) -> Verdict:
         """See `DeviceTier`."""
-        return self._files.digest(extent.fd, extent.nbytes)
+        return Verdict("blake3", self._files.digest(extent.fd, extent.nbytes), extent.digest)
 
 
 class SimCloud(CloudTier):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import blake3
 
-from trims.image.checksum import Sum
 from trims.memory.large_pages import LargePages
 from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.memory.reading import read_up_to
+from trims.memory.row_sums import Sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -39,6 +39,7 @@ _FLAGS = {
     "gpu-driver": "how GPU memory is shared: vmm, ipc (default: auto, the better one the device has)",
     "gpu-share": "part of a GPU's free memory for weights (default: 0.9)",
     "gpu-reserve-bytes": "left free besides, for activations (default: 1GiB)",
+    "gpu-verify": "whether what is copied to a GPU is verified there, if its image has a checksum (default: yes)",
     "gpu-rest-s": "seconds without a copy after which a GPU's mover and its context end (default: 10)",
     "gpu-policy": "which idle model goes first when a GPU is full (default: lru)",
     "cuda": "driver, or a stand-in for machines without a GPU: fake:FOLDER (default: driver)",
@@ -202,7 +203,9 @@ def _check(options: argparse.Namespace) -> int:
         for finding in report.findings:
             say(f"- {finding}")
     else:
-        verified = f", {format_bytes(report.verified_bytes)} verified" if options.verify else ""
+        ways = ", ".join(f"{format_bytes(count)} by {way}" for way, count in sorted(report.verified_by.items()))
+        words = f", {format_bytes(report.verified_bytes)} verified" + (f" ({ways})" if ways else "")
+        verified = words if options.verify else ""
         say(f"all is well: {report.replicas} replicas{verified}")
     return 1 if report.findings else 0
 

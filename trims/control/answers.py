@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 from trims.core.errors import ManifestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from google.protobuf.message import Message
 
 _Answer = TypeVar("_Answer")
@@ -447,12 +449,15 @@ class Report:
     Attributes:
         findings: A sentence for each fault; none is good news.
         replicas: How many were examined.
-        verified_bytes: How many bytes were read and hashed.
+        verified_bytes: How many bytes were read and verified.
+        verified_by: They by the way in which they were: `blake3` on the host; or, for what a device sums up itself,
+            `products` or `plain`, or `host` if the host summed the same bytes up again. Empty from an older daemon.
     """
 
     findings: tuple[str, ...]
     replicas: int
     verified_bytes: int
+    verified_by: Mapping[str, int]
 
 
 def read(kind: type[_Answer], message: Message) -> _Answer:

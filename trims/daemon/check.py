@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.place import CLOUD, FILE
+from trims.keeper.messages import Verdict
 from trims.tiers.base import DeviceTier
 from trims.tiers.transfer import digest_by_reading
 
@@ -29,11 +31,22 @@ _SAYS_NOTHING = (CapacityError, CudaError, LostPeerError, NotSupportedError)
 
 @dataclass(slots=True)
 class Report:
-    """Findings of a check. No findings is good news."""
+    """Findings of a check. No findings is good news.
+
+    Attributes:
+        findings: A sentence for each fault.
+        replicas: How many were examined.
+        verified_by: Bytes that were verified, by way: `blake3`, or how a device summed them (see `Verdict`).
+    """
 
     findings: list[str] = field(default_factory=list)
     replicas: int = 0
-    verified_bytes: int = 0
+    verified_by: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def verified_bytes(self) -> int:
+        """Return the bytes that were verified, in any way."""
+        return self.verified_by.total()
 
 
 def check_store(store: Store, *, verify: bool) -> Report:
@@ -43,40 +56,42 @@ def check_store(store: Store, *, verify: bool) -> Report:
     for job, nbytes in read.sealed():
         report.replicas += 1
         try:
-            reason = _examine(store, read.extent(job), nbytes, verify=verify)
+            reason, way = _examine(store, read.extent(job), nbytes, verify=verify)
         except _SAYS_NOTHING as error:
             if read.is_sealed(job):
                 report.findings.append(f"{job.key[:16]} at {job.place} cannot be examined now: {error}")
             continue
         except (OSError, ValueError, TrimsError) as error:
-            reason = f"it cannot be examined: {error}"
-        if reason is None:
-            report.verified_bytes += nbytes if verify and job.place not in (FILE, CLOUD) else 0
+            reason, way = f"it cannot be examined: {error}", ""
+        if not reason:
+            report.verified_by.update({way: nbytes} if way else {})
         elif read.is_sealed(job):  # else it left meanwhile, and what was examined may be another's by now
             report.findings.append(f"{job.key[:16]} at {job.place}: {reason}; it is taken out of service")
             store.report_broken(job.key, job.place, job.generation, reason)
     return report
 
 
-def _examine(store: Store, extent: Extent | None, nbytes: int, *, verify: bool) -> str | None:
-    """Return what is wrong with a replica's memory, or None."""
+def _examine(store: Store, extent: Extent | None, nbytes: int, *, verify: bool) -> tuple[str, str]:
+    """Return what is wrong with a replica's memory, and the way in which its bytes were verified; empty for nothing."""
     if extent is None:
-        return "it is sealed in the books and has no memory"
+        return "it is sealed in the books and has no memory", ""
     if extent.place is CLOUD:  # nothing of it is here: its bytes are compared whenever they are fetched
-        return None
+        return "", ""
     with extent.reader() as fd:
-        return _examine_open(store, extent, fd, nbytes, verify=verify)
+        wrong = _looks_wrong(extent, os.fstat(fd), nbytes)
+        if wrong or not verify or extent.place is FILE:  # artifacts were never sealed: there is nothing to compare with
+            return wrong, ""
+        tier = store.tiers[extent.place]
+        if isinstance(tier, DeviceTier):
+            verdict = tier.examine(extent)
+        else:
+            verdict = Verdict("blake3", digest_by_reading(fd, nbytes), extent.digest)
+        return verdict.wrong, verdict.way
 
 
-def _examine_open(store: Store, extent: Extent, fd: int, nbytes: int, *, verify: bool) -> str | None:
-    status = os.fstat(fd)
+def _looks_wrong(extent: Extent, status: os.stat_result, nbytes: int) -> str:
     if status.st_size != nbytes:
         return f"it has {status.st_size} bytes, {nbytes} are in the books"
     if extent.named and status.st_nlink == 0:
         return f"{extent.label} was removed"
-    if verify and extent.place is not FILE:  # whose artifacts were never sealed: there is nothing to compare with
-        tier = store.tiers[extent.place]
-        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_by_reading(fd, nbytes)
-        if found != extent.digest:
-            return f"its bytes hash to {found[:16]}..., {extent.digest[:16]}... was sealed"
-    return None
+    return ""

@@ -82,6 +82,8 @@ class Config:
         gpu_reserve_bytes: Left free besides, for activations and contexts of predictors.
         gpu_rest_s: Seconds without a copy after which a device's mover ends, and its context with it. A keeper that
             runs already keeps what it was started with.
+        gpu_verify: Check each image that was copied to a device there, against the checksum that it states. A keeper
+            that runs already keeps what it was started with.
         gpu_policy: Eviction policy of the gpu tiers.
         cuda: `driver`, or a fake for machines without a device.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
@@ -139,6 +141,7 @@ class Config:
     gpu_share: float = 0.9
     gpu_reserve_bytes: int = 1 << 30
     gpu_rest_s: float = 10.0
+    gpu_verify: bool = True
     gpu_policy: str = "lru"
     cuda: str = "driver"
     environments: Mapping[str, Path] = field(default_factory=dict)
@@ -358,6 +361,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "gpu_share": float,
     "gpu_reserve_bytes": parse_bytes,
     "gpu_rest_s": _limit_s,
+    "gpu_verify": _flag,
     "gpu_policy": str,
     "cuda": str,
     "environments": parse_interpreters,

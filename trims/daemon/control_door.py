@@ -460,7 +460,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         """Check the ledger against the facts."""
         report = check_store(self._store, verify=request.verify)
         report.findings += self._transfers.damaged().values()
-        return pb.CheckReply(findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes)
+        answer = pb.CheckReply(findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes)
+        answer.verified_by.update(report.verified_by)
+        return answer
 
     @_guarded
     def Drain(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:

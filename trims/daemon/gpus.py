@@ -57,8 +57,9 @@ def _chosen(found: list[Surveyed], named: tuple[str, ...]) -> list[Surveyed]:
 def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
     def find() -> Path:
         return find_keeper(
-            config.runtime_dir, device.uuid, cuda=config.cuda, driver=config.gpu_driver, idle_s=config.gpu_rest_s
-        )
+            config.runtime_dir, device.uuid, cuda=config.cuda, driver=config.gpu_driver, idle_s=config.gpu_rest_s,
+            verify_fills=config.gpu_verify,
+        )  # fmt: skip
 
     with KeeperConnection(find()) as connection:
         held = sum(align_up(kept.nbytes, UNIT_BYTES) for kept in connection.hello().images)

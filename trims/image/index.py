@@ -9,7 +9,7 @@ Little endian throughout:
     extents  u64 each
     names    UTF-8, end to end
 
-The checksum is that of `trims.image.checksum`, of the whole image with zeros in its place; 0 stands for none, as in
+The checksum is that of `trims.memory.row_sums`, of the whole image with zeros in its place; 0 stands for none, as in
 images of versions before it, which end the header with padding.
 """
 

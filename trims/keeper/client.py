@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError
+from trims.keeper.messages import Verdict
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.trace.spans import traceparent
 from trims.wire.answers import raise_if_error
@@ -53,6 +54,7 @@ class KeeperState:
         awake: There is a context, which takes device memory: a mover runs, or the keeper shares by `ipc` and has one.
         peers: UUIDs of the devices that it can copy from.
         traces: Orders to it may name the span that they are a part of.
+        verifies: It knows the order `verify`.
     """
 
     pid: int
@@ -63,6 +65,7 @@ class KeeperState:
     peers: frozenset[str]
     images: list[Kept]
     traces: bool = False
+    verifies: bool = False
 
 
 class KeeperConnection:
@@ -105,7 +108,7 @@ class KeeperConnection:
         peers = frozenset(first["peers"])
         return KeeperState(
             first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], peers, images,
-            bool(first.get("traces")),
+            bool(first.get("traces")), bool(first.get("verifies")),
         )  # fmt: skip
 
     def room(self) -> tuple[int, int]:
@@ -147,6 +150,10 @@ class KeeperConnection:
     def digest(self, image: int) -> str:
         """Return blake3 of the image's bytes on the device, in hex."""
         return str(self._begin({"op": "digest", "image": image}, (), None)["digest"])
+
+    def verify(self, image: int) -> Verdict:
+        """Have the image's bytes on the device compared with what was sealed."""
+        return Verdict(**self._begin({"op": "verify", "image": image}, (), None))
 
     def free(self, image: int) -> None:
         """Have the image freed. Idempotent."""

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ImageError
+from trims.image.checksum import stated_sum
 from trims.image.index import HEADER, LENGTH, header_length
 from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
@@ -38,6 +39,12 @@ def make_head(fd: int, nbytes: int) -> int:
             _copy(fd, head, begin, count)
 
     return sealed_file("trims-head", nbytes, write)
+
+
+def sum_in_head(fd: int, nbytes: int) -> int | None:
+    """Return the sum that the image of a head must have by the checksum it states; None if it states none."""
+    with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as view:
+        return stated_sum(ImageView(view))
 
 
 def _fixed_bytes(fd: int, nbytes: int) -> int:

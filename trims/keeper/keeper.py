@@ -9,18 +9,19 @@ several threads.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, DrainingError, ImageError, NotSupportedError
-from trims.keeper.head import make_head
+from trims.core.errors import CallerError, CudaError, DrainingError, ImageError, NotSupportedError
+from trims.keeper.head import make_head, sum_in_head
+from trims.keeper.messages import Verdict
 from trims.keeper.mover_process import MoverProcess
 from trims.keeper.moves import LocalMover, Move, Turns
 from trims.memory.cuda.drivers import device_memory
@@ -77,11 +78,15 @@ class Keeper:
         uuid: UUID of the device. Raises NotSupportedError if it is not visible.
         driver: `auto`, `vmm` or `ipc`.
         idle_s: Seconds after which the mover, or an unused context, is ended.
+        verify_fills: Check what was copied to the device against the checksum that the image states.
     """
 
-    def __init__(self, cuda: Cuda, uuid: str, driver: str = "auto", *, idle_s: float = 10.0) -> None:
+    def __init__(
+        self, cuda: Cuda, uuid: str, driver: str = "auto", *, idle_s: float = 10.0, verify_fills: bool = True
+    ) -> None:
         self._cuda = cuda
         self._idle_s = idle_s
+        self._verify_fills = verify_fills
         self._lock = threading.Lock()
         self._working = threading.Condition()
         self._busy = 0
@@ -97,7 +102,7 @@ class Keeper:
         local = LocalMover(cuda, self.device, self.memory)
         #: Makes a context current in this thread where the memory needs one.
         self._at_memory: Callable[[], AbstractContextManager[None]] = (
-            local.context if self.memory.needs_context else nullcontext
+            local.context if self.memory.needs_context else contextlib.nullcontext
         )
         self.mover = local if self.memory.needs_context else MoverProcess(self.memory, uuid, cuda.kind)
 
@@ -117,13 +122,18 @@ class Keeper:
     def fill(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy an image from a file. When this returns, the device has every byte.
 
-        Raises ImageError if the file is no image or too short. The image then stays unfilled: fill it again or free it.
+        Raises:
+            ImageError: The file is no image, too short, or not what its checksum states.
+            CudaError: The device holds other bytes than the file.
+
+        The image then stays unfilled: fill it again or free it.
         """
         with self._writing(number) as held:
             _check_length(fd, held.nbytes)
             head = make_head(fd, held.nbytes)
             try:
                 self._move(Move("fill", held.nbytes, fd), held, on_progress)
+                self._check_filled(held, head, on_progress, fd)
             except BaseException:
                 os.close(head)
                 raise
@@ -140,12 +150,14 @@ class Keeper:
 
         Raises:
             NotSupportedError: The devices cannot reach each other.
+            CudaError: Other bytes arrived than the image's checksum states.
         """
         with self._writing(number) as held:
             _check_length(head_fd, held.nbytes)
             if export.size_bytes < held.nbytes:
                 raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
             self._move(Move("copy", held.nbytes, source=export), held, on_progress)
+            self._check_filled(held, head_fd, on_progress)
             held.take_head(os.dup(head_fd))
 
     def seal(self, number: int, key: str, digest: str) -> None:
@@ -178,6 +190,20 @@ class Keeper:
         """Return blake3 of the bytes that lie on the device now, in hex."""
         with self._using(number) as held:
             return self._move(Move("digest", held.nbytes), held)
+
+    def verify(self, number: int) -> Verdict:
+        """Compare the bytes that lie on the device now with what was sealed.
+
+        By the checksum that the image states, which the device computes; by blake3, on the host, where there is none or
+        the device cannot.
+        """
+        with self._using(number) as held:
+            expected = sum_in_head(held.head_fd, held.nbytes)
+            if expected is not None:
+                with contextlib.suppress(NotSupportedError):  # the verdict says which way was taken
+                    way, found = self._sum(Move("sum", held.nbytes, expected=expected), held)
+                    return Verdict(way, f"{found:016x}", f"{expected:016x}")
+            return Verdict("blake3", self._move(Move("digest", held.nbytes), held), held.digest)
 
     def free(self, number: int) -> None:
         """Free an image, once no other order uses it. Idempotent.
@@ -259,11 +285,45 @@ class Keeper:
     def _rest_at_s(self) -> float:
         return self._idle_since_s + self._idle_s
 
+    def _check_filled(
+        self, held: Held, head_fd: int, on_progress: Callable[[int], None] | None, fd: int | None = None
+    ) -> None:
+        """Compare what was copied with what the image's head states, if it states anything. Raises as `fill`.
+
+        Args:
+            held: The image.
+            head_fd: Its head.
+            on_progress: Called meanwhile, with all bytes.
+            fd: The file that was copied; None if it was another device's memory.
+        """
+        expected = sum_in_head(head_fd, held.nbytes) if self._verify_fills else None
+        if expected is None:
+            return
+        progress = None if on_progress is None else lambda _: on_progress(held.nbytes)
+        try:
+            _, found = self._sum(Move("sum", held.nbytes, expected=expected), held, progress)
+        except NotSupportedError as error:
+            log.warning("what is copied to the device is not verified there: %s", error)
+            self._verify_fills = False
+            return
+        if found == expected:
+            return
+        if fd is not None and self._sum(Move("sum_file", held.nbytes, fd), held, progress)[1] != expected:
+            raise ImageError("the image has other bytes than its checksum states: they were changed")
+        raise CudaError(
+            f"the device {self.device.uuid} holds other bytes than were copied there: its memory or the way to it is "
+            "faulty; see what its driver reports (nvidia-smi -q -d ECC)"
+        )
+
+    def _sum(self, move: Move, held: Held, on_progress: Callable[[int], None] | None = None) -> tuple[str, int]:
+        way, found = self._move(move, held, on_progress).split()
+        return way, int(found, 16)
+
     def _move(self, move: Move, held: Held, on_progress: Callable[[int], None] | None = None) -> str:
         with self._order(), self._turns.taken(on_progress) as progress:
             return self.mover.move(move, held.allocation, progress)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _order(self) -> Iterator[None]:
         """Keep the mover and the context from being ended within the block."""
         with self._working:
@@ -278,7 +338,7 @@ class Keeper:
                 self._idle_since_s = time.monotonic()
                 self._working.notify_all()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _writing(self, number: int) -> Iterator[Held]:
         """Lend an unsealed image to one order alone. Raises CallerError while another order uses it."""
         held = self._find(number)
@@ -292,7 +352,7 @@ class Keeper:
         finally:
             held.in_use.release()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _using(self, number: int) -> Iterator[Held]:
         """Lend a sealed image, which is not freed within the block."""
         held = self._find(number)

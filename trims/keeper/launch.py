@@ -17,7 +17,15 @@ _START_S = 60.0
 _SHOWN_LETTERS = 2000
 
 
-def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = "auto", idle_s: float = 10.0) -> Path:
+def find_keeper(
+    folder: Path,
+    uuid: str,
+    *,
+    cuda: str = "driver",
+    driver: str = "auto",
+    idle_s: float = 10.0,
+    verify_fills: bool = True,
+) -> Path:
     """Return the socket of the device's keeper, which serves when this returns; start a keeper if there is none.
 
     Args:
@@ -26,13 +34,15 @@ def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = 
         cuda: Argument of `trims.memory.cuda.connect.connect`.
         driver: `auto`, `vmm` or `ipc`.
         idle_s: Seconds after which the keeper ends an idle mover, or gives an idle context back.
+        verify_fills: Whether it checks what it has copied to the device.
 
     Raises:
         NotSupportedError: The keeper did not start; the message has the end of its log.
     """
     path = folder / f"{uuid}.sock"
     if not _serves(path):
-        _start(path, ["--device", uuid, "--cuda", cuda, "--driver", driver, "--idle-s", str(idle_s)])
+        options = ["--device", uuid, "--cuda", cuda, "--driver", driver, "--idle-s", str(idle_s)]
+        _start(path, options if verify_fills else [*options, "--trust-copies"])
     return path
 
 

@@ -35,7 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     configure_child()
     spans.configure_from_environment("keeper")
     try:
-        keeper = Keeper(connect(options.cuda), options.device, options.driver, idle_s=options.idle_s)
+        keeper = Keeper(
+            connect(options.cuda),
+            options.device,
+            options.driver,
+            idle_s=options.idle_s,
+            verify_fills=not options.trust_copies,
+        )
         server = KeeperServer(keeper, options.socket)
     except TrimsError as error:
         print(f"trims-keeper: {error}", file=sys.stderr)  # noqa: T201 - `launch` reads this
@@ -56,6 +62,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--driver", default="auto", help="how to share its memory: auto, vmm or ipc")
     parser.add_argument("--cuda", default="driver", help="`driver`, or a fake")
     parser.add_argument("--idle-s", type=float, default=10.0, help="seconds after which an idle mover ends")
+    parser.add_argument("--trust-copies", action="store_true", help="do not verify what is copied to the device")
     parser.add_argument("--detach", type=Path, metavar="LOG", help="go on in the background and write to this file")
     return parser.parse_args(arguments)
 

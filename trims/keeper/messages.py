@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import BadMessageError
 from trims.wire.fields import number, only, text
@@ -14,6 +14,28 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
 
 _EXPORT = ("driver", "device", "size_bytes", "handle", "cuda")
+
+
+class Verdict(NamedTuple):
+    """Answer to `verify`.
+
+    Attributes:
+        way: `products` or `plain` for the device's kernels and `host` for the host's sum of the checksum, or `blake3`.
+        found: In hex, of the bytes as they are.
+        expected: Of the bytes that were sealed.
+    """
+
+    way: str
+    found: str
+    expected: str
+
+    @property
+    def wrong(self) -> str:
+        """Return what is wrong; empty if the bytes are those that were sealed."""
+        if self.found == self.expected:
+            return ""
+        verb = "hash to" if self.way == "blake3" else f"have the sum (by {self.way})"
+        return f"its bytes {verb} {self.found[:16]}..., {self.expected[:16]}... was sealed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +105,13 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Compare an image where it lies with what was sealed."""
+
+    image: int
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """Give an image's memory back."""
 
@@ -94,7 +123,7 @@ class End:
     """Free everything, and end."""
 
 
-Order = Hello | Room | Create | Fill | Copy | Seal | Export | Read | Digest | Free | End
+Order = Hello | Room | Create | Fill | Copy | Seal | Export | Read | Digest | Verify | Free | End
 
 
 def parse_order(message: Message) -> Order:
@@ -149,6 +178,7 @@ _PARSERS: dict[str, Callable[[Message], Order]] = {
     "export": _of_an_image(Export),
     "read": _of_an_image(Read),
     "digest": _of_an_image(Digest),
+    "verify": _of_an_image(Verify),
     "free": _of_an_image(Free),
     "end": _bare(End),
 }

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING
 import blake3
 
 from trims.core.errors import DeviceLostError, ImageError, TrimsError
+from trims.keeper.device_sums import DeviceSums
 from trims.keeper.pace import Paces, in_shared_memory
 from trims.keeper.pinned_segments import PinnedSegments
-from trims.memory.reading import Source
+from trims.memory.reading import Source, read_all
+from trims.memory.row_sums import Sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
+#: Way of a sum that the host computed over copied bytes.
+BY_HOST = "host"
 #: Threads that read into pinned buffers. One copies some 5 to 10 GB/s, a device takes up to 55.
 _MOST_LANES = 12
 #: Bytes that one system call reads, a quarter of a millisecond: threads that make many short calls wait for their turns
@@ -110,6 +114,7 @@ class Mover:
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
         self._segments = PinnedSegments(cuda)
+        self._sums = DeviceSums(cuda)
         self.paces = Paces()
 
     @property
@@ -180,19 +185,59 @@ class Mover:
     def digest(self, source: int, nbytes: int, on_progress: Callable[[int], None] | None = None) -> str:
         """Return blake3 of device memory, in hex."""
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
+        self._feed(hasher.update, source, nbytes, on_progress)
+        return hasher.hexdigest()
+
+    def sum(
+        self, source: int, nbytes: int, expected: int, on_progress: Callable[[int], None] | None = None
+    ) -> tuple[str, int]:
+        """Return the way and the sum of an image's checksum, computed by the device over its memory.
+
+        Where that is not the expected sum, return the host's instead, of the same bytes: a kernel that goes wrong must
+        not make an image look broken. Raises NotSupportedError if the device computes none.
+        """
+        found, way = self._sums.sum(source, nbytes, on_progress)
+        if found == expected:
+            return way, found
+        total = Sum()
+        self._feed(total.update, source, nbytes, on_progress)
+        if total.parts != found:
+            self._sums.distrust(way)
+        return BY_HOST, total.parts
+
+    def sum_file(self, fd: int, nbytes: int, on_progress: Callable[[int], None] | None = None) -> int:
+        """Return the sum of a file's bytes. Raises ImageError if there are fewer."""
+        total = Sum()
+        room = memoryview(bytearray(min(CHUNK_BYTES, nbytes)))
+        for begin in range(0, nbytes, CHUNK_BYTES):
+            with room[: min(CHUNK_BYTES, nbytes - begin)] as piece:
+                read_all(fd, piece, begin)
+                total.update(piece)
+            if on_progress is not None:
+                on_progress(begin)
+        return total.parts
+
+    def _feed(
+        self,
+        update: Callable[[memoryview], object],
+        source: int,
+        nbytes: int,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        """Pass device memory to a function, in order, one chunk after the other."""
         buffer = self._ready_lanes(1)[0].next()
         for begin in range(0, nbytes, CHUNK_BYTES):
             count = min(CHUNK_BYTES, nbytes - begin)
             self._fetch(buffer, source + begin, count)
             with buffer.memory[:count] as part:
-                hasher.update(part)
+                update(part)
             if on_progress is not None:
                 on_progress(begin + count)
-        return hasher.hexdigest()
 
     def close(self) -> None:
         """Give registrations, buffers and streams back. The next copy makes new ones."""
         self._segments.close()
+        self._sums.close()
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
             lane.end()

@@ -123,7 +123,7 @@ class _Orders:
         memory_fd, *others = fds
         other = others[0] if others else -1
         source = export_of(message["source"], other) if "source" in message else None
-        move = Move(message["op"], message["nbytes"], -1 if source else other, source)
+        move = Move(message["op"], message["nbytes"], -1 if source else other, source, message.get("expected", 0))
         progress = _Progress(self._sock, self._poll, move.nbytes)
         return {"digest": self._mover.move(move, export_of(message["memory"], memory_fd), progress)}
 

@@ -100,7 +100,12 @@ class MoverProcess:
         """
         exported = self._memory.export(allocation)
         try:
-            order = {"op": move.op, "nbytes": move.nbytes, "memory": export_message(exported)}
+            order = {
+                "op": move.op,
+                "nbytes": move.nbytes,
+                "memory": export_message(exported),
+                "expected": move.expected,
+            }
             fds = [exported.fd]
             if move.source is not None:
                 order["source"] = export_message(move.source)

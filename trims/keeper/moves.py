@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from trims.keeper.mover import Mover
+from trims.keeper.mover import BY_HOST, Mover
 from trims.memory.cuda.drivers import Allocation, Export, device_memory
 
 if TYPE_CHECKING:
@@ -30,16 +30,19 @@ class Move:
     """One image to be copied or hashed.
 
     Attributes:
-        op: `fill` from a file, `copy` from another device, `read` into a file, `digest`.
+        op: `fill` from a file, `copy` from another device, `read` into a file, `digest`, `sum` (of a checksum), and
+            `sum_file`, of the file.
         nbytes: Length of the image.
-        fd: The file of `fill` and `read`.
+        fd: The file of `fill`, `read` and `sum_file`.
         source: The other device's memory, for `copy`.
+        expected: What the sum should be. Any other one is summed up again by the host.
     """
 
     op: str
     nbytes: int
     fd: int = -1
     source: Export | None = None
+    expected: int = 0
 
 
 class Moving(Protocol):
@@ -51,10 +54,11 @@ class Moving(Protocol):
         ...
 
     def move(self, move: Move, allocation: Allocation, on_progress: Callable[[int], None]) -> str:
-        """Carry out a move. Return the digest of `digest`, else nothing.
+        """Carry out a move. Return the digest of `digest`, the way and the sum in hex of a sum, else nothing.
 
         Raises:
             DeviceLostError: The device is lost.
+            NotSupportedError: The device computes no sums.
             TrimsError: This move failed; the next one may succeed.
         """
         ...
@@ -155,6 +159,10 @@ class LocalMover:
     def _moved(self, move: Move, address: int, on_progress: Callable[[int], None]) -> str:
         if move.op == "digest":
             return self._mover.digest(address, move.nbytes, on_progress)
+        if move.op == "sum":
+            return "{} {:x}".format(*self._mover.sum(address, move.nbytes, move.expected, on_progress))
+        if move.op == "sum_file":
+            return f"{BY_HOST} {self._mover.sum_file(move.fd, move.nbytes, on_progress):x}"
         if move.op == "fill":
             self._mover.copy_in(move.fd, move.nbytes, address, on_progress)
         elif move.op == "read":

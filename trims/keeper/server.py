@@ -38,6 +38,7 @@ from trims.keeper.messages import (
     Read,
     Room,
     Seal,
+    Verify,
     parse_order,
 )
 from trims.memory.cuda.drivers import export_message, export_of
@@ -210,6 +211,7 @@ class _Connection:
             Export: self._export,
             Read: self._read,
             Digest: self._digest,
+            Verify: self._verify,
             Free: self._free,
             End: self._end_all,
         }
@@ -274,8 +276,10 @@ class _Connection:
         ]
         first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
         driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
-        # A daemon of an older version asks for no spans, and a keeper of an older version refuses the field.
-        self._say({**first, **driver, "traces": True, "peers": keeper.device.peers, "images": len(images)})
+        # A daemon of an older version asks for none of these, and a keeper of an older version refuses them.
+        self._say(
+            {**first, **driver, "traces": True, "verifies": True, "peers": keeper.device.peers, "images": len(images)}
+        )
         for image in images:  # one in each frame: a frame's size is limited, the number of images is not
             self._say(image)
 
@@ -319,6 +323,9 @@ class _Connection:
 
     def _digest(self, order: Digest, _fds: list[int]) -> None:
         self._say({"digest": self._keeper.digest(order.image)})
+
+    def _verify(self, order: Verify, _fds: list[int]) -> None:
+        self._say(self._keeper.verify(order.image)._asdict())
 
     def _free(self, order: Free, _fds: list[int]) -> None:
         self._keeper.free(order.image)

@@ -34,9 +34,10 @@ from trims.core.errors import CudaError, DeviceLostError, NoSpaceError, NotSuppo
 from trims.core.units import format_bytes
 from trims.memory.cuda.api import Device
 from trims.memory.mapping import c_library
+from trims.memory.row_sums import ROW_BYTES, part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 GRANULARITY_BYTES = 2 << 20
 #: Bytes that a process's context takes of the device.
@@ -50,6 +51,8 @@ _LOCK = "lock"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: Copies take a shared lock on it.
 _COPIES = "copies"
+#: There while the driver is too old for kernels.
+_OLD = "old"
 #: Numbers of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
 #: Number of connections of this process that share a device's context, and a lock that guards the counts.
@@ -99,6 +102,11 @@ def copies_held(folder: Path) -> Iterator[None]:
     with (folder / _COPIES).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def refuse_kernels(folder: Path) -> None:
+    """Make the driver too old for kernels from now on, in all processes."""
+    (folder / _OLD).touch()
 
 
 @contextlib.contextmanager
@@ -381,7 +389,7 @@ class FakeCuda:
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """Fill later, in the stream's thread."""
         host = ctypes.create_string_buffer(bytes([value]) * nbytes, nbytes)
-        self._copy(target, ctypes.addressof(host), nbytes, stream)
+        self._queue(lambda: ctypes.memmove(target, host, nbytes), stream)  # which keeps `host` until then
 
     def synchronize(self, stream: int) -> None:
         """Wait until the stream has done all."""
@@ -391,15 +399,41 @@ class FakeCuda:
             waiting.pop(0).result()
 
     def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._queue(lambda: ctypes.memmove(target, source, nbytes), stream)
+
+    def _queue(self, work: Callable[[], object], stream: int) -> None:
         self._ready()
         executor, waiting = self._queues[stream]
 
-        def move() -> int:
+        def in_turn() -> int:
             with (self._folder / _COPIES).open("rb") as held:
                 fcntl.flock(held, fcntl.LOCK_SH)
-            return int(ctypes.memmove(target, source, nbytes) or 0)
+            work()
+            return 0
 
-        waiting.append(executor.submit(move))
+        waiting.append(executor.submit(in_turn))
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def kernel(self, program: bytes, name: str) -> int:
+        """Return a number for a kernel. Known are those of the checksum, which this process computes instead."""
+        self._ready()
+        if (self._folder / _OLD).exists():
+            raise _error_of("cuModuleLoadData", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+        if f".entry {name}(".encode() not in program or name not in ("plain", "products"):
+            raise _error_of("cuModuleGetFunction", "CUDA_ERROR_NOT_FOUND")
+        return next(_numbers)
+
+    def launch(self, kernel: int, blocks: int, threads: int, arguments: Sequence[int], stream: int) -> None:  # noqa: ARG002 - the protocol's
+        """Compute the sum of rows later, in the stream's thread. See `trims/memory/cuda/checksum.cu`."""
+        data, groups, first_row, _, total = arguments
+
+        def add() -> None:
+            rows = (ctypes.c_ubyte * (16 * ROW_BYTES * groups)).from_address(data)
+            place = ctypes.c_uint64.from_address(total)
+            place.value += part(memoryview(rows), first_row * ROW_BYTES)
+
+        self._queue(add, stream)
 
     # -- books -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trims.core.place import Place
     from trims.image.in_place import InPlacePlan
+    from trims.keeper.messages import Verdict
     from trims.memory.cuda.drivers import Export
     from trims.memory.large_pages import LargePages
     from trims.memory.pages import Pages
@@ -326,6 +327,6 @@ class DeviceTier(Tier, Protocol):
         """Fill a draft of the host from a replica here."""
         ...
 
-    def digest(self, extent: Extent) -> str:
-        """Return the blake3 digest, in hex, of the bytes that lie there now."""
+    def examine(self, extent: Extent) -> Verdict:
+        """Compare the bytes that lie there now with what was sealed."""
         ...

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
 from trims.core.place import Place, TierKind
+from trims.keeper.messages import Verdict
 from trims.keeper.watch import KeeperWatch
 from trims.tiers.base import Draft, Extent, explain_descriptors, identity_of
 from trims.tiers.checking import check_wanted
@@ -134,10 +135,13 @@ class GpuTier:
         with self._freeing(image, what), self._keeper.connect() as connection:
             connection.free(image)
 
-    def digest(self, extent: Extent) -> str:
-        """Return the blake3 digest, in hex, of the bytes that lie on the device now."""
+    def examine(self, extent: Extent) -> Verdict:
+        """See `DeviceTier.examine`. A keeper of an older version knows blake3 alone."""
         with self._keeper.connect() as connection:
-            return connection.digest(int(extent.label))
+            if not self._keeper.state.verifies:
+                return Verdict("blake3", connection.digest(int(extent.label)), extent.digest)
+            verdict = connection.verify(int(extent.label))
+        return verdict._replace(expected=extent.digest) if verdict.way == "blake3" else verdict
 
     def leave(self, extent: Extent) -> None:
         """See `Tier.leave`: the keeper keeps it."""
@@ -148,13 +152,10 @@ class GpuTier:
     def verify(
         self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
     ) -> None:
-        """See `Tier.verify`. The keeper hashes in one order, so it is stopped only before and paced only after."""
+        """See `Tier.verify`. The keeper does it in one order, so it is stopped only before and paced only after."""
         check_wanted(extent, cancelled)
-        found = self.digest(extent)
-        if found != extent.digest:
-            raise ImageError(
-                f"{extent.key[:16]} at {self.place} hashes to {found[:16]}..., {extent.digest[:16]}... was sealed"
-            )
+        if wrong := self.examine(extent).wrong:
+            raise ImageError(f"{extent.key[:16]} at {self.place}: {wrong}")
         extent.fresh, extent.identity = True, identity_of(extent.fd)
         if pace is not None:
             pace(extent.nbytes)

@@ -512,14 +512,23 @@ class CheckRequest(_message.Message):
     def __init__(self, verify: bool = ...) -> None: ...
 
 class CheckReply(_message.Message):
-    __slots__ = ("findings", "replicas", "verified_bytes")
+    __slots__ = ("findings", "replicas", "verified_bytes", "verified_by")
+    class VerifiedByEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_BY_FIELD_NUMBER: _ClassVar[int]
     findings: _containers.RepeatedScalarFieldContainer[str]
     replicas: int
     verified_bytes: int
-    def __init__(self, findings: _Optional[_Iterable[str]] = ..., replicas: _Optional[int] = ..., verified_bytes: _Optional[int] = ...) -> None: ...
+    verified_by: _containers.ScalarMap[str, int]
+    def __init__(self, findings: _Optional[_Iterable[str]] = ..., replicas: _Optional[int] = ..., verified_bytes: _Optional[int] = ..., verified_by: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HealthReply(_message.Message):
     __slots__ = ("status", "version", "pid", "boot", "protocol", "state_dir", "waits_for")

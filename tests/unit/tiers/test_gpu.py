@@ -53,7 +53,7 @@ def test_a_sealed_image_lies_with_the_keeper_and_has_a_head_and_an_export(
     assert os.fstat(extent.fd).st_size == extent.nbytes
     assert extent.export is not None
     assert (extent.export.device, extent.named, extent.label.isdigit()) == (UUID, False, True)
-    assert tier.digest(extent) == extent.digest
+    assert tier.examine(extent) == ("blake3", extent.digest, extent.digest), "it states no checksum"
 
 
 def test_a_tier_tells_its_device_and_what_it_leaves_free(tier: GpuTier) -> None:
@@ -123,7 +123,7 @@ def test_what_a_keeper_holds_is_found_unhashed_and_can_be_verified(
 def test_verifying_finds_bytes_that_differ_on_the_device(tier: GpuTier, put: Callable[..., Extent]) -> None:
     extent = put(tier)
     extent.fresh, extent.digest = False, "0" * 64
-    with pytest.raises(ImageError, match=r"aaaaaaaa at gpu:0 hashes to .*, 0000000000000000\.\.\. was sealed"):
+    with pytest.raises(ImageError, match=r"aaaaaaaa at gpu:0: its bytes hash to .*, 0000000000000000\.\.\. was sealed"):
         tier.verify(extent)
     stop = threading.Event()
     stop.set()

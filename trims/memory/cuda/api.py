@@ -221,3 +221,24 @@ class Cuda(Borrowing, Protocol):
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """Queue a store of one byte's value to each of the bytes: by a kernel, not by a copy engine."""
         ...
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def kernel(self, program: bytes, name: str) -> int:
+        """Return a kernel of a program in PTX, translated for this device. It goes with the context.
+
+        Raises TrimsError if the device or the driver is too old for the program.
+        """
+        ...
+
+    def launch(self, kernel: int, blocks: int, threads: int, arguments: Sequence[int], stream: int) -> None:
+        """Run a kernel in the stream's turn.
+
+        Args:
+            kernel: Which one.
+            blocks: How many.
+            threads: Of each block.
+            arguments: Addresses of the device and numbers, of 64 bits each.
+            stream: Where it waits for its turn.
+        """
+        ...

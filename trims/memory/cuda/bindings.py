@@ -229,6 +229,17 @@ class Driver:
         """cuStreamSynchronize."""
         _call("cuStreamSynchronize", stream)
 
+    def kernel(self, program: bytes, name: str) -> int:
+        """cuModuleLoadData, cuModuleGetFunction."""
+        return int(_call("cuModuleGetFunction", _call("cuModuleLoadData", program + b"\0"), name.encode()))
+
+    def launch(self, kernel: int, blocks: int, threads: int, arguments: Sequence[int], stream: int) -> None:
+        """cuLaunchKernel. The driver copies the arguments before it returns."""
+        values = [ctypes.c_uint64(value) for value in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        shape = (blocks, 1, 1, threads, 1, 1)
+        _call("cuLaunchKernel", kernel, *shape, 0, stream, ctypes.addressof(pointers), 0)
+
     def _property(self) -> Any:
         prop = _driver.CUmemAllocationProp()
         prop.type = _driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
