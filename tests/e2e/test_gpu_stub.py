@@ -44,6 +44,8 @@ def machine(folder: Path) -> dict[str, str]:
 @pytest.mark.timeout(600)
 def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
     report = folder / "report.xml"
+    # Run on a processor, the kernels of the checksum take a second for each MiB.
+    (folder / "memory" / "fail.cuModuleLoadData").write_text("222")
     command = [sys.executable, "-m", "pytest", "-m", "gpu and not kernels", "-q", f"--junitxml={report}", "tests"]
     command.append("--ignore=tests/e2e/test_torch_architectures.py")  # a file that skips as a whole
     done = subprocess.run(
@@ -88,10 +90,12 @@ import blake3
 
 from trims.core.errors import CapacityError
 from trims.keeper.client import KeeperConnection
+from trims.keeper.device_sums import WAYS, DeviceSums
 from trims.keeper.keeper import Keeper
 from trims.keeper.mover import Mover
 from trims.keeper.server import KeeperServer
 from trims.memory.cuda.connect import connect
+from trims.memory.row_sums import part
 from trims.testing.tiers import an_image
 
 folder, memory = Path(sys.argv[1]), Path(os.environ["CUDA_STUB_DRIVER"])
@@ -132,6 +136,10 @@ mover.copy_in(fd, len(data), target, way="registered")
 assert mover.ways == ("staged",)
 assert mover.digest(target, len(data)) == digest
 mover.close()
+sums = DeviceSums(cuda)
+for way in WAYS:  # the kernels' own source, run on this processor
+    assert sums.sum(target, 100_000, way=way) == (part(data[:100_000], 0), way)
+sums.close()
 cuda.free(target)
 cuda.leave()
 """

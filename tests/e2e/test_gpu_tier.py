@@ -14,6 +14,7 @@ from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, read, say
 from trims_client import connect
 from trims_client.mapping.device import leave_devices
 
+from trims.control.client import Admin
 from trims.core.errors import CapacityError, ConfigError, CudaError, InUseError, NotSupportedError
 from trims.core.place import CPU, DISK, GPU, Place
 from trims.daemon.check import check_store
@@ -302,3 +303,24 @@ def test_a_model_is_copied_between_peer_devices_directly_else_through_the_host(
 def test_places_are_numbered_and_named(serve_gpu: Callable[..., Daemon]) -> None:
     daemon = serve_gpu()
     assert [place for place in daemon.store.tiers if place.tier is GPU.tier] == [Place.parse("gpu:0")]
+
+
+def test_a_flipped_byte_on_a_device_is_found_by_a_check_and_taken_out_of_service(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m", nbytes=4 << 20)
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path, place="gpu").close()
+    with Admin(daemon.config.runtime_dir) as admin:
+        sound = admin.check(verify=True)
+        assert sound.findings == ()
+        assert set(sound.verified_by) == {"blake3", "products"}, "the device has summed up its own bytes"
+        assert sum(sound.verified_by.values()) == sound.verified_bytes
+        (held,) = (each for each in (folder / "cuda").glob("memory.*.vmm.*") if each.stat().st_size >= 4 << 20)
+        byte = held.read_bytes()[3 << 20]
+        with held.open("r+b") as file:
+            file.seek(3 << 20)
+            file.write(bytes([byte ^ 1]))
+        (finding,) = admin.check(verify=True).findings
+    assert "at gpu:0: its bytes have the sum (by host) " in finding
+    assert "it is taken out of service" in finding

@@ -14,6 +14,7 @@ from looking import wait_until
 from served_keeper import KEY, TOTAL, UUID, Served
 
 from trims.core.errors import CapacityError, DeviceLostError, LostPeerError, TrimsError
+from trims.image.checksum import stamp
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
 from trims.keeper.mover_process import MoverProcess
@@ -33,7 +34,14 @@ from trims.testing.tiers import an_image
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DATA = an_image(40 << 20)
+
+def stamped(data: bytes) -> bytes:
+    made = bytearray(data)
+    stamp(memoryview(made))
+    return bytes(made)
+
+
+DATA = stamped(an_image(40 << 20))
 DIGEST = blake3.blake3(DATA).hexdigest()
 
 
@@ -102,11 +110,12 @@ def begin(op: str, keeper: KeeperConnection, image: int, draft: int, file: int) 
         "fill": lambda progress: keeper.fill(draft, file, progress),
         "read": lambda progress: keeper.read(image, file, progress),
         "digest": lambda _: keeper.digest(image),
+        "verify": lambda _: keeper.verify(image),
     }
     return Order(orders[op])
 
 
-@pytest.mark.parametrize("op", ["fill", "read", "digest"])
+@pytest.mark.parametrize("op", ["fill", "read", "digest", "verify"])
 @pytest.mark.parametrize("way", ["killed", "poisoned"])
 def test_a_mover_that_is_lost_in_an_order_costs_that_order_only(
     served: Served, folder: Path, file: int, op: str, way: str
@@ -129,6 +138,7 @@ def test_a_mover_that_is_lost_in_an_order_costs_that_order_only(
         assert not Path(f"/proc/{pid}").exists(), "it was waited for"
         assert [kept.image for kept in keeper.hello().images] == [image]
         assert keeper.digest(image) == DIGEST
+        assert keeper.verify(image).way == "products"
         keeper.fill(draft, file)
         keeper.seal(draft, "c" * 64, DIGEST)
         assert keeper.digest(draft) == DIGEST

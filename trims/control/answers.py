@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 from trims.core.errors import ManifestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from google.protobuf.message import Message
 
 _Answer = TypeVar("_Answer")
@@ -457,7 +455,7 @@ class Report:
     findings: tuple[str, ...]
     replicas: int
     verified_bytes: int
-    verified_by: Mapping[str, int]
+    verified_by: dict[str, int]
 
 
 def read(kind: type[_Answer], message: Message) -> _Answer:

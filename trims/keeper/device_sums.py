@@ -101,17 +101,17 @@ class DeviceSums:
         return self._memory
 
     def _load(self, memory: _Scratch) -> None:
-        for way in WAYS:
-            try:
-                self._kernels[way] = self._cuda.kernel(_PROGRAM.read_bytes(), way)
-                found = memory.sum_of_known(self._kernels[way])
-            except DeviceLostError:
-                raise
-            except TrimsError as error:
-                self._drop(way, str(error))
-            else:
-                if found != KNOWN_SUM:
-                    self._drop(way, f"the sum of known bytes is {found:#x} by it, and not {KNOWN_SUM:#x}")
+        try:
+            self._kernels = dict(zip(WAYS, self._cuda.kernels(_PROGRAM.read_bytes(), WAYS), strict=True))
+        except DeviceLostError:
+            raise
+        except TrimsError as error:
+            self._why_none = str(error)
+            log.warning("images on the device are not summed up there: %s", error)
+        for way, kernel in list(self._kernels.items()):
+            found = memory.sum_of_known(kernel)
+            if found != KNOWN_SUM:
+                self._drop(way, f"the sum of known bytes is {found:#x} by it, and not {KNOWN_SUM:#x}")
 
     def _drop(self, way: str, why: str) -> None:
         self._kernels.pop(way, None)

@@ -34,7 +34,6 @@ from trims.core.errors import CudaError, DeviceLostError, NoSpaceError, NotSuppo
 from trims.core.units import format_bytes
 from trims.memory.cuda.api import Device
 from trims.memory.mapping import c_library
-from trims.memory.row_sums import ROW_BYTES, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -415,17 +414,19 @@ class FakeCuda:
 
     # -- computing -------------------------------------------------------------------------------------------------
 
-    def kernel(self, program: bytes, name: str) -> int:
-        """Return a number for a kernel. Known are those of the checksum, which this process computes instead."""
+    def kernels(self, program: bytes, names: Sequence[str]) -> list[int]:
+        """Return a number for each kernel. Known are those of the checksum, which this process computes instead."""
         self._ready()
         if (self._folder / _OLD).exists():
             raise _error_of("cuModuleLoadData", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
-        if f".entry {name}(".encode() not in program or name not in ("plain", "products"):
+        if not all(name in ("plain", "products") and f".entry {name}(".encode() in program for name in names):
             raise _error_of("cuModuleGetFunction", "CUDA_ERROR_NOT_FOUND")
-        return next(_numbers)
+        return [next(_numbers) for _ in names]
 
     def launch(self, kernel: int, blocks: int, threads: int, arguments: Sequence[int], stream: int) -> None:  # noqa: ARG002 - the protocol's
         """Compute the sum of rows later, in the stream's thread. See `trims/memory/cuda/checksum.cu`."""
+        from trims.memory.row_sums import ROW_BYTES, part  # borrowers import this module, and launch nothing
+
         data, groups, first_row, _, total = arguments
 
         def add() -> None:

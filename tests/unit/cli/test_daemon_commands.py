@@ -98,10 +98,11 @@ def test_status_says_only_what_is_worth_saying(
 def test_check_fails_if_there_are_findings_and_lists_them(
     answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str], findings: tuple[str, ...], status: int
 ) -> None:
-    daemon = answer(check=Report(findings, 3, 2048))
+    daemon = answer(check=Report(findings, 3, 2048, {"products": 1024, "blake3": 1024}))
     assert main(["check", "--verify"]) == status
     told = capsys.readouterr().out
-    assert told == ("- replica x is gone\n" if findings else "all is well: 3 replicas, 2.0 KiB verified\n")
+    well = "all is well: 3 replicas, 2.0 KiB verified (1.0 KiB by blake3, 1.0 KiB by products)\n"
+    assert told == ("- replica x is gone\n" if findings else well)
     assert main(["check", "--json"]) == status
     assert [named for _, _, named in daemon.orders] == [{"verify": True}, {"verify": False}]
 

@@ -108,7 +108,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "registry": "git:/m:x", "cpu_tier": "pool", "disk_tier": "several:/a,/b",
         "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "SHM",
         "segment_dir": "/dev/shm", "large_pages": "no", "gpus": "GPU-1,GPU-2", "gpu_driver": "ipc", "gpu_share": "0.5",
-        "gpu_reserve_bytes": "2GiB", "gpu_rest_s": "3", "gpu_policy": "gdsf", "cuda": "fake:/f",
+        "gpu_reserve_bytes": "2GiB", "gpu_rest_s": "3", "gpu_verify": "no", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
@@ -124,7 +124,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert config == Config(
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, Choice("git", "/m:x"), Choice("pool"),
         Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
-        "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, 3.0, "gdsf", "fake:/f",
+        "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, 3.0, False, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20,
         1 << 30, 3, 1 << 20, 9.0, Path("/h"), ("models.lan", "10.0.0.0/8"), 0o660,
         Path("/t.yaml"), 77, 2.5, 1 << 30, True, "verified", "first", "yes", ("--port", "9000"), True, Level.SYSTEM,

@@ -224,8 +224,8 @@ class Cuda(Borrowing, Protocol):
 
     # -- computing -------------------------------------------------------------------------------------------------
 
-    def kernel(self, program: bytes, name: str) -> int:
-        """Return a kernel of a program in PTX, translated for this device. It goes with the context.
+    def kernels(self, program: bytes, names: Sequence[str]) -> list[int]:
+        """Return kernels of a program in PTX, translated for this device. They go with the context.
 
         Raises TrimsError if the device or the driver is too old for the program.
         """

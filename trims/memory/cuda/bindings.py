@@ -229,9 +229,10 @@ class Driver:
         """cuStreamSynchronize."""
         _call("cuStreamSynchronize", stream)
 
-    def kernel(self, program: bytes, name: str) -> int:
+    def kernels(self, program: bytes, names: Sequence[str]) -> list[int]:
         """cuModuleLoadData, cuModuleGetFunction."""
-        return int(_call("cuModuleGetFunction", _call("cuModuleLoadData", program + b"\0"), name.encode()))
+        module = _call("cuModuleLoadData", program + b"\0")
+        return [int(_call("cuModuleGetFunction", module, name.encode())) for name in names]
 
     def launch(self, kernel: int, blocks: int, threads: int, arguments: Sequence[int], stream: int) -> None:
         """cuLaunchKernel. The driver copies the arguments before it returns."""
