@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims_bench.gpu import answers, copying, device_tests, frameworks, loading, resident, sharing
+from trims_bench.gpu import answers, checksums, copying, device_tests, frameworks, loading, resident, sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +68,7 @@ _ALL = (
     Part("a", "open of a resident model", FIGURES, resident.open_resident, 120.0),
     Part("6", "ONNX Runtime in place", EXPERIMENTS, frameworks.onnxruntime_in_place, 60.0),
     Part("e", "PyTorch modules", FIGURES, loading.modules_ready, 330.0),
+    Part("h", "checksum", FIGURES, checksums.checksums, 15.0),
     Part("g", "answers from the device", FIGURES, answers.answers, 240.0),
 )
 PARTS: Mapping[str, Part] = {part.key: part for part in _ALL}
@@ -76,7 +77,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "sound": ("f", "2", "3", "4", "5", "9", "tests", "8", "b", "d", "1"),
     "flow": ("c", "7", "a", "6"),
     "models": ("e",),
-    "answers": ("g",),
+    "answers": ("h", "g"),
     "all": tuple(PARTS),
 }
 
