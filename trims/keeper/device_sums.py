@@ -8,6 +8,7 @@ is where the driver or the device is too old for them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -48,8 +49,7 @@ class DeviceSums:
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._memory: _Scratch | None = None
-        self._kernels: dict[str, int] = {}
+        self._kernels: dict[str, int] | None = None
         self._why_none = ""
         self.paces = Paces()
 
@@ -67,56 +67,60 @@ class DeviceSums:
         Raises:
             NotSupportedError: No kernel works here; the message says why.
         """
-        memory = self._ready()
+        kernels = self._working()
         if way is None:
-            way = self.paces.choose(tuple(self._kernels), nbytes, shared=False)
-        began = time.perf_counter()
-        found = memory.sum(self._kernels[way], source, nbytes, 0, on_progress)
-        self.paces.record(way, nbytes, time.perf_counter() - began, shared=False)
+            way = self.paces.choose(tuple(kernels), nbytes, shared=False)
+        with contextlib.closing(_Scratch(self._cuda)) as memory:
+            began = time.perf_counter()
+            found = memory.sum(kernels[way], source, nbytes, 0, on_progress)
+            self.paces.record(way, nbytes, time.perf_counter() - began, shared=False)
         return found, way
 
     @property
     def ways(self) -> tuple[str, ...]:
         """Return the ways that work here. Raises NotSupportedError if there is none."""
-        self._ready()
-        return tuple(self._kernels)
+        return tuple(self._working())
 
     def distrust(self, way: str) -> None:
         """Use a kernel no more: the host found another sum."""
-        self._drop(way, "it summed an image differently from the host")
+        if self._kernels is not None:
+            self._kernels.pop(way, None)
+        self._say_wrong(way, "it summed up an image differently from the host")
 
     def close(self) -> None:
-        """Give the memory back. The next sum takes it again, and other kernels: those go with the context."""
-        memory, self._memory = self._memory, None
-        self._kernels.clear()
-        if memory is not None:
-            memory.end()
+        """Forget the kernels, which go with the context. The next sum loads them again."""
+        self._kernels = None
 
-    def _ready(self) -> _Scratch:
-        if self._memory is None:
-            self._memory = _Scratch(self._cuda)
-            self._load(self._memory)
+    def _working(self) -> dict[str, int]:
+        if self._kernels is None:
+            self._kernels = self._load()
         if not self._kernels:
             raise NotSupportedError(f"this device cannot compute checksums: {self._why_none}")
-        return self._memory
+        return self._kernels
 
-    def _load(self, memory: _Scratch) -> None:
+    def _load(self) -> dict[str, int]:
+        """Return the kernels that work here, by way."""
         try:
-            self._kernels = dict(zip(WAYS, self._cuda.kernels(_PROGRAM.read_bytes(), WAYS), strict=True))
+            loaded = zip(WAYS, self._cuda.kernels(_PROGRAM.read_bytes(), WAYS), strict=True)
         except DeviceLostError:
             raise
         except TrimsError as error:
             self._why_none = str(error)
             log.warning("images on the device are not summed up there: %s", error)
-        for way, kernel in list(self._kernels.items()):
-            found = memory.sum_of_known(kernel)
-            if found != KNOWN_SUM:
-                self._drop(way, f"the sum of known bytes is {found:#x} by it, and not {KNOWN_SUM:#x}")
+            return {}
+        kernels: dict[str, int] = {}
+        with contextlib.closing(_Scratch(self._cuda)) as memory:
+            for way, kernel in loaded:
+                found = memory.sum_of_known(kernel)
+                if found == KNOWN_SUM:
+                    kernels[way] = kernel
+                else:
+                    self._say_wrong(way, f"the sum of known bytes is {found:#x} by it, and not {KNOWN_SUM:#x}")
+        return kernels
 
-    def _drop(self, way: str, why: str) -> None:
-        self._kernels.pop(way, None)
+    def _say_wrong(self, way: str, why: str) -> None:
         self._why_none = why
-        log.error("images on the device are not summed by the kernel %s: %s", way, why)
+        log.error("images on the device are not summed up by the kernel %s: %s", way, why)
 
 
 class _Scratch:
@@ -162,7 +166,7 @@ class _Scratch:
         self._put(KNOWN[2 * GROUP_BYTES :], at)
         return (found + self.sum(kernel, at, len(KNOWN) - 2 * GROUP_BYTES, KNOWN_ROW + 32)) % (1 << 64)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._cuda.free(self._table)
         self._cuda.end_stream(self._stream)
 

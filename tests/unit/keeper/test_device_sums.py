@@ -93,14 +93,14 @@ def test_both_ways_are_tried_on_large_images_and_the_faster_one_is_kept(
     assert sums.sum(address, TELLING_BYTES)[1] == "plain"
 
 
-def test_a_sum_takes_its_memory_again_after_a_rest(
+def test_a_sum_leaves_no_memory_taken_and_works_after_a_rest(
     sums: DeviceSums, device: FakeCuda, put: Callable[[bytes], int]
 ) -> None:
     address, before = put(b"x" * 5000), device.memory()
     for _ in range(2):
         assert sums.sum(address, 5000)[0] == part(b"x" * 5000, 0)
-        sums.close()
         assert device.memory() == before
+        sums.close()
 
 
 def test_a_driver_too_old_for_kernels_computes_no_sum_and_says_why(sums: DeviceSums, folder: Path) -> None:

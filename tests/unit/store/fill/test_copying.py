@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from trims.keeper.messages import Verdict
     from trims.tiers.base import Tier
 
 
@@ -47,7 +48,7 @@ class Device(WrappedTier):
     def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
         self._copy("out", extent.fd, draft.fd, draft.nbytes, on_progress)
 
-    def digest(self, extent: Extent) -> str:
+    def examine(self, extent: Extent) -> Verdict:
         raise AssertionError("what lies on a device cannot be read back cheaply")
 
     def _copy(self, way: str, source: int, to: int, nbytes: int, on_progress: Callable[[int], None] | None) -> None:
