@@ -87,8 +87,10 @@ def test_a_request_without_a_process_takes_a_spare_that_has_a_context(endpoint: 
     (spare,) = waiting(endpoint)
     assert (spare["place"], spare["framework"], spare["model"]) == ("gpu:0", "torch", "m")
     assert spare["bytes"] == CONTEXT_BYTES
-    second = answered(endpoint, names[1])
-    assert (second["predictor"], second["place"]) == ("device_spare", "gpu:0"), "models of a framework share spares"
+    second = answered(endpoint, names[0])
+    assert (second["predictor"], second["place"]) == ("device_spare", "gpu:0")
+    waiting(endpoint)
+    assert answered(endpoint, names[1])["predictor"] != "device_spare", "code of the other model was in it"
 
 
 def test_spares_are_shown_with_their_bytes(

@@ -13,6 +13,7 @@ from endpoints import Endpoint, is_gone
 from looking import leases, restart, wait_until
 from on_device import OTHER_UUID, UUID
 
+from trims.control import admin
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
 
@@ -108,7 +109,8 @@ def test_a_spare_holds_no_lease_and_its_model_can_be_evicted(
     answered(endpoint, register("m"))
     waiting(endpoint, "m")
     wait_until(lambda: not leases(daemon), "something holds a lease")
-    assert endpoint.ask("POST", "/ui/models/m/evict", {"place": "gpu:0"})[0] == 200
+    with admin(daemon.config.runtime_dir) as door:
+        assert door.evict("m", "gpu:0").freed == ("gpu:0",)
     found = answered(endpoint, "m")
     assert (found["predictor"], found["place"], found["resident"]) == ("device_spare", "gpu:0", False)
 
@@ -167,12 +169,68 @@ def test_spares_are_given_up_when_other_programs_take_the_device(
     waiting(endpoint, "m")
 
 
-def test_models_with_code_of_their_own_share_no_spares(endpoint: Endpoint, register: Callable[..., str]) -> None:
-    answered(endpoint, register("f", fails=True))
-    waiting(endpoint, "f")
-    assert answered(endpoint, register("m"))["predictor"] != "device_spare", "code of another model was in it"
-    waiting(endpoint, "m")
-    assert answered(endpoint, "f")["predictor"] == "device_spare", "one that has run ours alone suits all"
+def test_code_of_one_model_reaches_no_request_of_another(
+    daemon: Daemon, endpoint: Endpoint, register: Callable[..., str], folder: Path
+) -> None:
+    """The module of an artifact is code of a user as well: it may change what all modules compute."""
+    (folder / "own_evil.py").write_text(
+        "import torch\nfrom trims.testing.torch_modules import conv_net\n\n\ndef net():\n    made = conv_net()\n"
+        "    torch.nn.Linear.forward = lambda self, x: torch.full((1, self.out_features), 777.0)\n    return made\n"
+    )
+    artifact = {"path": str(folder / "m.safetensors"), "options": {"module": "own_evil:net"}}
+    register("m")
+    evil = {"name": "evil", "artifact": artifact, "framework": {"name": "torch"}, "residency": {"place": "gpu:0"}}
+    daemon.registry.put(evil, str(folder))
+    right = ask(endpoint, "m")[1]["outputs"][0]["data"]
+    for _ in range(2):
+        answered(endpoint, "evil")
+        waiting(endpoint, "evil")
+        status, answer = ask(endpoint, "m")
+        assert (status, answer["outputs"][0]["data"]) == (200, right)
+        assert answer["parameters"]["predictor"] != "device_spare"
+        waiting(endpoint, "m")
+
+
+def test_edited_code_is_not_answered_by_a_spare_that_has_run_it_before(
+    daemon: Daemon, endpoint: Endpoint, folder: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2, 4)}, folder / "w.safetensors")
+
+    def write(factor: int) -> None:
+        (folder / "own_line.py").write_text(
+            "import torch\n\n\nclass Line(torch.nn.Linear):\n    def __init__(self):\n"
+            "        super().__init__(4, 2, bias=False)\n\n    def forward(self, x):\n"
+            f"        return x[:, 0] * {factor}\n"
+        )
+
+    artifact = {"path": str(folder / "w.safetensors"), "options": {"module": "own_line:Line"}}
+    manifest = {"name": "e", "artifact": artifact, "framework": {"name": "torch"}, "residency": {"place": "gpu:0"}}
+    write(1)
+    daemon.registry.put(manifest, str(folder))
+    tensor = {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+
+    def value() -> float:
+        found = endpoint.ask("POST", "/v2/models/e/infer", {"inputs": [tensor]})
+        assert found[0] == 200, found
+        return float(found[1]["outputs"][0]["data"][0])
+
+    assert value() == 1.0
+    waiting(endpoint, "e")
+    write(20)
+    wait_until(lambda: value() == 20.0, "the old code answers")
+    assert value() == 20.0
+
+
+def test_a_host_is_served_from_the_disk_when_the_device_is_lost(
+    daemon: Daemon, endpoint: Endpoint, register: Callable[..., str], folder: Path
+) -> None:
+    answered(endpoint, register("m"))
+    wait_until(lambda: not leases(daemon), "something holds a lease")
+    endpoint.ask("POST", "/ui/models/m/evict", {"place": "cpu"})
+    lose_device(folder / "cuda", UUID)
+    assert answered(endpoint, "m", place="cpu")["place"] == "cpu"
 
 
 def test_a_lost_device_ends_its_spares_and_the_other_one_answers(

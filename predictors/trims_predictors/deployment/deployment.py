@@ -115,6 +115,7 @@ class Deployment:
         opened_as: What its predictors open: this version and no other; empty for the model's name.
         versions: All that the model has, in the order in which they were registered.
         variables: Environment variables that its predictors get beyond those of every predictor.
+        runs_own_code: Loading it may run code of a user: its class, function or handler, or what its artifact names.
     """
 
     key: DeploymentKey
@@ -149,6 +150,12 @@ class Deployment:
     opened_as: str = ""
     versions: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    runs_own_code: bool = True
+
+    @property
+    def is_loaded_ahead(self) -> bool:
+        """Return whether it may be loaded ahead of a request: not with a class of the user's, which may do anything."""
+        return self.is_plain or self.how == HANDLER
 
     def for_tenant(self, tenant: str) -> Deployment:
         """Return the deployment of this model for a tenant, whose predictors, templates and socket are its own."""
@@ -223,8 +230,7 @@ def warm_message(
         **load_message(deployment, memory_bytes),
         "op": "warm",
         "image": list(image),
-        # A class of the user's own is not loaded ahead: it may do anything.
-        "builds": deployment.is_plain or deployment.how == HANDLER,
+        "builds": deployment.is_loaded_ahead,
         "given": given,
     }
 

@@ -59,6 +59,8 @@ _PATIENCE_S = 10.0
 _MOST_ASKED = 5
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
+#: Frameworks whose artifacts name no code, unless an option says so.
+_WITHOUT_CODE = ("onnxruntime", "transformers")
 _log = logging.getLogger(__name__)
 
 
@@ -397,6 +399,7 @@ class Deployments:
             opened_as=model.reference,
             versions=model.versions,
             variables=variables_of(model.name, settings.variables, self._variables),
+            runs_own_code=_runs_own_code(manifest, framework),
         )
 
     def _environment(self, manifest: Manifest, framework: str) -> Environment:
@@ -427,6 +430,13 @@ def _is_ours(manifest: Manifest) -> bool:
     """Return whether the predictor is the one that trims has for the framework."""
     settings = manifest.predictor
     return not (settings.call or settings.name or settings.function or settings.handler)
+
+
+def _runs_own_code(manifest: Manifest, framework: str) -> bool:
+    """Return whether loading a model may run code of a user. Modules and pickles of torch always may."""
+    settings, options = manifest.predictor, manifest.artifact.options
+    ours = _is_ours(manifest) and framework in _WITHOUT_CODE
+    return not ours or bool(settings.preload or options.get("trust_remote_code") or manifest.artifact.allow_pickle)
 
 
 def _found(model: Model, manifest: Manifest) -> Signature:

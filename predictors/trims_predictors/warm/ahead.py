@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import TrimsError
 from trims_predictors.deployment.deployment import load_message
-from trims_predictors.frameworks import HANDLER
 from trims_predictors.tasks import Background
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Ahead:
         warm_pool.preloads.want(environment, deployment.model, deployment.preload)
         if not await warm_pool.begin(environment):
             return
-        imported = await self._imported(deployment) if deployment.is_plain or deployment.how == HANDLER else []
+        imported = await self._imported(deployment) if deployment.is_loaded_ahead else []
         warm_pool.teach(environment, [*deployment.preload, *imported])
         await warm_pool.taught(environment)
 

@@ -5,9 +5,12 @@ A *device spare* is forked ahead of a request. It opens weights that lie on the 
 and gives all of it up but the context and what was loaded. A request for a model on that device takes the spare, which
 only opens the weights, builds and runs.
 
-Models of one environment whose predictors are ours share spares. One with code of its user has spares of its own, which
-no other model gets. A spare takes hundreds of megabytes of the device. Weights and the work of predictors come first:
-spares are made of what neither the tier's capacity nor its reserve takes, and are given up as soon as that is short.
+Models of one environment share spares that have run no code of a user: those of ONNX and of Hugging Face folders, and
+spares of a class that is not loaded ahead. A model whose load runs such code, also by the module that its artifact
+names, has spares of its own, which no other model gets, nor it itself once the code is another.
+
+A spare takes hundreds of megabytes of the device. Weights and the work of predictors come first: spares are made of
+what neither the tier's capacity nor its reserve takes, and are given up as soon as that is short.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ DEVICE_SPARE = "device_spare"
 #: Bytes of a process on a device, until one was counted: an H200's context takes 549 MB, with torch's libraries 647.
 ASSUMED_BYTES = 650 << 20
 #: Seconds for a spare to say that its context still works.
-_CHECK_S = 5.0
+_CHECK_S = 1.0
 #: Seconds between two looks at what is free on devices.
 _LOOK_S = 5.0
 #: Kinds that are remembered.
@@ -53,7 +56,7 @@ class _Kind:
     Attributes:
         environment: Of the predictors.
         place: The device, as `gpu:N`.
-        owner: The deployment whose user's code they have loaded; None for code of ours.
+        owner: The version whose user's code they have run, by its key of all places; None for no such code.
     """
 
     environment: Environment
@@ -153,7 +156,7 @@ class DeviceSpares:
             for each in self._waiting
             if each.kind.environment == deployment.environment
             and place in (each.kind.place, TierKind.GPU.value)
-            and each.kind.owner in (None, deployment.key)
+            and each.kind.owner in (None, deployment.key.of_model())
         ]
         return max(fitting, key=lambda each: each.kind.owner is not None, default=None)
 
@@ -174,11 +177,12 @@ class DeviceSpares:
 
     def retire(self, key: DeploymentKey) -> None:
         """End the spares that have code of a model which was changed, unloaded or removed."""
-        for kind, latest in list(self._latest.items()):
-            if latest.deployment.key == key:
-                del self._latest[kind]
+        for kind in [
+            each for each in self._latest if each.owner == key.of_model()
+        ]:  # others serve more models than this
+            del self._latest[kind]
         self._wanted = self._chosen()
-        for spare in [each for each in self._waiting if each.kind.owner == key]:
+        for spare in [each for each in self._waiting if each.kind.owner == key.of_model()]:
             self._drop(spare, "its model was changed or unloaded")
 
     async def make_way(self, place: str | None = None) -> bool:
@@ -229,7 +233,7 @@ class DeviceSpares:
             self._making = False
             if self._looking is not None:
                 self._looking.cancel()
-            again = bool(self._waiting) and not self._closing
+            again = bool(self._waiting or self._missing()) and not self._closing
             self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self.tend) if again else None
 
     async def _look(self) -> Mapping[str, Device] | None:
@@ -355,8 +359,8 @@ class DeviceSpares:
 
 
 def _kind_of(deployment: Deployment, place: str) -> _Kind:
-    shared = deployment.is_plain and not deployment.variables
-    return _Kind(deployment.environment, place, None if shared else deployment.key)
+    shared = not deployment.is_loaded_ahead or not (deployment.runs_own_code or deployment.variables)
+    return _Kind(deployment.environment, place, None if shared else deployment.key.of_model())
 
 
 def _room_bytes(device: Device) -> int:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from trims.core.errors import TrimsError
 
 GIB = 1 << 30
-OURS = Deployment(DeploymentKey("m", "1"), "m", "1", "call", Environment("torch"), is_plain=True)
+OURS = Deployment(DeploymentKey("m", "1"), "m", "1", "call", Environment("torch"), is_plain=True, runs_own_code=False)
 
 
 def own(name: str) -> Deployment:
-    """A model with code of its user."""
-    return replace(OURS, key=DeploymentKey(name, "1"), model=name, is_plain=False)
+    """A model whose module is code of its user."""
+    return replace(OURS, key=DeploymentKey(name, "1"), model=name, runs_own_code=True)
 
 
 def device(place: str = "gpu:0", **facts: Any) -> Device:
