@@ -274,7 +274,7 @@ class Session:
                 if not (again and ended):
                     raise
                 again = False
-                if isinstance(error, DeviceLostError):  # another device may serve a request for any
+                if isinstance(error, DeviceLostError) and message["op"] == "open":  # for any device, another may serve
                     message = {**message, "instead_of": str(answer["place"])}
             else:
                 return answer, borrow, channel.daemon_uid in (0, os.geteuid())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import (
     ArtifactChangedError,
     ArtifactNotFoundError,
+    DeviceLostError,
     DigestMismatchError,
     ImageError,
     InternalError,
@@ -27,7 +28,7 @@ from trims.core.errors import (
     TooLargeError,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CLOUD, CPU, DISK
+from trims.core.place import CLOUD, CPU, DISK, TierKind
 from trims.core.replica import ReplicaId, State
 from trims.core.residency.events import (
     Abandon,
@@ -397,7 +398,9 @@ class Shell:
         ask = self._asks.pop(it.ticket, None)
         if ask is None:
             return None
-        again = (ImageError, DigestMismatchError, ArtifactChangedError)
+        again: tuple[type[TrimsError], ...] = (ImageError, DigestMismatchError, ArtifactChangedError)
+        if ask.place is None or ask.place.tier is not TierKind.GPU:
+            again = (*again, DeviceLostError)  # it was to be copied from there, and may lie elsewhere
         if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
             # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
             ask.retried, ask.met = True, it.error

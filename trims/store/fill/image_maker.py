@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.background.rate_limit import Behind
-from trims.core.errors import CapacityError, ImageError, InternalError, NoSpaceError, TrimsError, is_system_error
+from trims.core.errors import (
+    CapacityError,
+    DeviceLostError,
+    ImageError,
+    InternalError,
+    NoSpaceError,
+    TrimsError,
+    is_system_error,
+)
 from trims.core.place import CLOUD, FILE
 from trims.store.fill.copying import Copier
-from trims.tiers.base import InPlaceTier
+from trims.tiers.base import DeviceTier, InPlaceTier
 from trims.trace.spans import span
 
 if TYPE_CHECKING:
@@ -37,7 +45,10 @@ class Progress:
 
 
 class BrokenSourceError(Exception):
-    """A replica that was copied from has wrong bytes. Not of trims's tree: the runner reports it with its cause."""
+    """A replica that was copied from has wrong bytes, or none: its device is lost.
+
+    Not of trims's tree: the runner reports it with its cause.
+    """
 
 
 class ImageMaker:
@@ -97,7 +108,7 @@ class ImageMaker:
             source: Sealed replica to copy; None to convert the artifact as it was planned.
             extent: Memory of the source.
 
-        Raises BrokenSourceError from an ImageError; TrimsError, OSError.
+        Raises BrokenSourceError from an ImageError or a DeviceLostError; TrimsError, OSError.
         """
         tier = self._tiers[replica.place]
         name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"
@@ -201,6 +212,10 @@ class ImageMaker:
                 behind=behind,
             )
         except ImageError as error:
+            raise BrokenSourceError from error
+        except DeviceLostError as error:
+            if isinstance(target, DeviceTier):  # which of the two is lost is not known
+                raise
             raise BrokenSourceError from error
 
     def _tell(self, replica: ReplicaId, done_bytes: int, total_bytes: int) -> None:
