@@ -52,7 +52,8 @@ def test_status_and_ps_say_which_device_a_place_is_and_which_process_keeps_it(
         processes = device.pop("process_bytes")
         assert processes.pop(str(pid)) == weights
         assert processes.pop(str(os.getpid())) == CONTEXT_BYTES
-        assert list(processes.values()) == [CONTEXT_BYTES], "the mover's"
+        (mover_bytes,) = processes.values()
+        assert mover_bytes >= CONTEXT_BYTES
         assert device == {
             "place": "gpu:0", "uuid": UUID, "name": "Fake", "driver": "vmm", "keeper_pid": pid, "keeper_awake": True,
             "weights_bytes": weights, "capacity_bytes": TOTAL_BYTES - (48 << 20), "total_bytes": TOTAL_BYTES,

@@ -64,7 +64,7 @@ def begin(browser: Browser, ways: tuple[str, ...], repeat: int) -> None:
     press(browser, "#order-open")
     browser.wait("document.getElementById('order-model').value === 'm'")
     wanted = {f"order-tier-{tier}": tier == "cpu" for tier in ("file", "disk", "cpu")}
-    wanted |= {f"order-way-{way}": way in ways for way in ("alone", "fresh", "template", "hot", "settled")}
+    wanted |= {f"order-way-{way}": way in ways for way in ("alone", "fresh", "template", "spare", "hot", "settled")}
     for box, is_wanted in wanted.items():
         browser.tab_to(f"#{box}")
         if browser.evaluate(f"document.getElementById('{box}').checked") != is_wanted:

@@ -14,7 +14,9 @@ from trims.formats.conversion.conversion import converter, detect
 from trims.formats.settings import check_settings
 from trims.formats.transformers.converter import TransformersConverter
 from trims.formats.transformers.folder import main_in
+from trims.manifests.device_support import why_not_on_device
 from trims.manifests.manifest import Manifest, parse_manifest
+from trims.manifests.runs import framework_in
 from trims.manifests.tasks import check_task
 from trims.registry.base import parse_yaml
 
@@ -192,6 +194,8 @@ def _settings(manifest: Manifest, chosen: Converter | None, main: Path | None) -
         check_settings(manifest, chosen, main)
     except NotSupportedError as error:
         yield "predictor.max_batch_size" if "max_batch_size" in str(error) else "predictor.options", str(error)
+    if why := why_not_on_device(manifest, framework_in(manifest, "" if chosen is None else chosen.format)):
+        yield "residency.place", why
 
 
 def _in_package(package: str, path: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Summary of a run in at most forty lines: each bar reached, missed, or not shown and why; and the exit status."""
+"""Summary of a run in at most sixty lines: each bar reached, missed, or not shown and why; and the exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trims_bench.gpu.lines import UNAVAILABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_MOST_LINES = 40
+_MOST_LINES = 60
 #: Lines of failed tests at least, however many bars there are.
 _FEW_TESTS = 6
 _WIDTH = 118
