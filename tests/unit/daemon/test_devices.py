@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Tier:
     """A tier whose keeper answers or does not, as the test says."""
 
-    place, capacity_bytes = GPU, 77
+    place, capacity_bytes, reserve_bytes = GPU, 77, 7
     trouble: TrimsError | None = None
 
     def describe(self) -> KeeperState:
@@ -62,7 +62,7 @@ def test_a_device_is_told_as_driver_keeper_and_books_see_it(look: Callable[[], p
     )
     assert (told.name, told.total_bytes, told.trouble) == ("Fake", TOTAL_BYTES, "")
     assert 0 < told.free_bytes <= TOTAL_BYTES
-    assert (told.capacity_bytes, told.weights_bytes, told.leases) == (77, 60, 1)
+    assert (told.capacity_bytes, told.reserve_bytes, told.weights_bytes, told.leases) == (77, 7, 60, 1)
 
 
 def test_a_device_whose_keeper_is_gone_keeps_its_name_and_tells_the_trouble(
