@@ -1,0 +1,65 @@
+"""The weight of the house: code lines by package, files that are too long, and rooms that are too full only shrink.
+
+A number here falls with each step that makes it smaller. It rises only together with a line that says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from repository import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Package -> its code lines at most: neither empty nor comments alone, without generated code.
+CODE_LINES = {
+    "trims": 53585,
+    "client/trims_client": 5034,
+    "predictors/trims_predictors": 26116,
+    "bench/trims_bench": 8762,
+}
+#: Lines of a file at most, and the files that are longer still.
+FILE_LINES = 400
+LONG_FILES = 36
+#: Modules of a room at most, and the rooms that have more still.
+ROOM_FILES = 24
+FULL_ROOMS = {"bench/trims_bench", "predictors/trims_predictors/endpoint", "trims/sources"}
+
+
+def modules(package: str) -> list[Path]:
+    """Files of a package that people write."""
+    return [path for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
+
+
+def code_lines(path: Path) -> int:
+    lines = map(str.strip, path.read_text().splitlines())
+    return sum(1 for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("package", CODE_LINES)
+def test_a_package_has_no_more_code_than_is_recorded(package: str) -> None:
+    found = sum(map(code_lines, modules(package)))
+    assert found <= CODE_LINES[package], f"{package} has {found} code lines"
+
+
+def test_no_more_files_are_too_long_than_are_recorded() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for package in CODE_LINES
+        for path in modules(package)
+        if (lines := len(path.read_text().splitlines())) > FILE_LINES
+    }
+    assert len(long) <= LONG_FILES, sorted(long.items(), key=lambda each: -each[1])
+
+
+def test_no_room_holds_too_many_modules() -> None:
+    counted: dict[str, int] = {}
+    for package in CODE_LINES:
+        for path in modules(package):
+            room = str(path.parent.relative_to(ROOT))
+            counted[room] = counted.get(room, 0) + (path.name != "__init__.py")
+    full = {room for room, number in counted.items() if number > ROOM_FILES}
+    assert full <= FULL_ROOMS, {room: counted[room] for room in full - FULL_ROOMS}
+    assert full == FULL_ROOMS, "a room has become small enough: take it out of the list"
