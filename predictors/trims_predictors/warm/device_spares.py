@@ -170,20 +170,23 @@ class DeviceSpares:
         self._latest[kind] = _Latest(deployment, image, process.pid)
         self._failed.discard(kind)
         if len(self._latest) > _MOST_KINDS:  # of models that were registered again and again
-            del self._latest[next(iter(self._latest))]
+            self._forget(next(iter(self._latest)))
         self._wanted = self._chosen()
         if deployment.environment.framework not in self._counted and self.devices is not None:
             self._background.start(self._devices())  # while the process is there, which shows what one takes
 
     def retire(self, key: DeploymentKey) -> None:
         """End the spares that have code of a model which was changed, unloaded or removed."""
-        for kind in [
-            each for each in self._latest if each.owner == key.of_model()
-        ]:  # others serve more models than this
-            del self._latest[kind]
+        owner = key.of_model()  # spares without one serve more models than this
+        for kind in [each for each in self._latest if each.owner == owner]:
+            self._forget(kind)
         self._wanted = self._chosen()
-        for spare in [each for each in self._waiting if each.kind.owner == key.of_model()]:
+        for spare in [each for each in self._waiting if each.kind.owner == owner]:
             self._drop(spare, "its model was changed or unloaded")
+
+    def _forget(self, kind: _Kind) -> None:
+        del self._latest[kind]
+        self._failed.discard(kind)
 
     async def make_way(self, place: str | None = None) -> bool:
         """End the spare that has waited longest on a device, whose memory is needed. False if there is none.
@@ -261,15 +264,12 @@ class DeviceSpares:
 
     def _count(self, devices: Mapping[str, Device]) -> None:
         """Note what processes have of their devices, where the driver says it."""
+        seen = {place: device.process_bytes for place, device in devices.items()}
         for kind, latest in self._latest.items():
-            seen = devices[kind.place].process_bytes.get(latest.pid) if kind.place in devices else None
-            if seen is not None:
-                self._counted[kind.environment.framework] = seen
+            if latest.pid in seen.get(kind.place, ()):
+                self._counted[kind.environment.framework] = seen[kind.place][latest.pid]
         for spare in self._waiting:
-            seen = (
-                devices[spare.kind.place].process_bytes.get(spare.process.pid) if spare.kind.place in devices else None
-            )
-            spare.nbytes = self._bytes_of(spare.kind) if seen is None else seen
+            spare.nbytes = seen.get(spare.kind.place, {}).get(spare.process.pid, self._bytes_of(spare.kind))
 
     def _bytes_of(self, kind: _Kind) -> int:
         return self._counted.get(kind.environment.framework, ASSUMED_BYTES)
