@@ -8,9 +8,9 @@ from hub_side import source as hub_source
 from stub_hub import StubHub, stub_hub
 
 from tests.support.file_server import FileServer, file_server
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
-from trims.sources.http_source import HttpSource
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
+from trims.sources.http.source import HttpSource
 from trims.sources.settings import SourceSettings
 from trims.testing.sources import SourceContract
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from trims.sources.hub import HubSource
+    from trims.sources.hub.source import HubSource
 
 
 class TestHttpSource(SourceContract):

@@ -28,8 +28,8 @@ from trims.core.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
-from trims.sources import checksums
 from trims.sources.descriptor import ImageDescription
+from trims.sources.transfer import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 CODE_LINES = {
-    "trims": 53585,
+    "trims": 53620,
     "client/trims_client": 5034,
     "predictors/trims_predictors": 26116,
     "bench/trims_bench": 8762,
@@ -25,7 +25,7 @@ FILE_LINES = 400
 LONG_FILES = 36
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
-FULL_ROOMS = {"bench/trims_bench", "predictors/trims_predictors/endpoint", "trims/sources"}
+FULL_ROOMS = {"bench/trims_bench", "predictors/trims_predictors/endpoint"}
 
 
 def modules(package: str) -> list[Path]:

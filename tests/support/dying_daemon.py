@@ -43,7 +43,7 @@ DEVICE_MOMENTS: dict[str, tuple[str, str, bool]] = {
 
 #: Moments of death of a daemon that fetches; at the others a test kills it by what a server has sent.
 TRANSFER_MOMENTS: dict[str, tuple[str, str, bool]] = {
-    "before it asks for a transfer": ("trims.sources.fetcher:Fetcher", "do", False),
+    "before it asks for a transfer": ("trims.sources.process.fetcher:Fetcher", "do", False),
     "when the files are named, not recorded": ("trims.sources.lock:LockFile", "put", False),
     "when the lock file is written, not named": ("trims.sources.lock:os", "fsync", True),
     "when the files are recorded": ("trims.sources.lock:LockFile", "put", True),

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
-from trims.sources.hub import HubSnapshot, HubSource
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
+from trims.sources.hub.source import HubSnapshot, HubSource
 from trims.sources.settings import SourceSettings
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
 from trims.sources.settings import SourceSettings
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.sources.base import RemoteFile
-from trims.sources.job import Job, Surroundings
+from trims.sources.process.job import Job, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

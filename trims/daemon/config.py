@@ -26,7 +26,7 @@ from trims.manifests.manifest import TRUSTS
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
-from trims.sources.hosts import HostPolicy
+from trims.sources.http.hosts import HostPolicy
 from trims.tiers.transfer import default_threads
 from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir, why_too_long

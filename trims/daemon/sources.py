@@ -6,12 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, DeadlineError, DigestMismatchError, ImageError, LostPeerError
+from trims.sources.buckets.unfinished import NAME as PUSHES
+from trims.sources.buckets.unfinished import UnfinishedPushes
 from trims.sources.downloads import Downloads
-from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import NAME, LockFile
+from trims.sources.process.fetcher import Fetcher, FetchSettings
 from trims.sources.remote import Remote
-from trims.sources.unfinished import NAME as PUSHES
-from trims.sources.unfinished import UnfinishedPushes
 from trims.store.resolve.addresses import cloud_image
 from trims.tiers.cloud import CloudImage, CloudTier
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.daemon.config import Config
-    from trims.sources.fetcher import Moved
+    from trims.sources.process.fetcher import Moved
     from trims.store.catalog import Catalog
     from trims.tiers.base import Draft
 

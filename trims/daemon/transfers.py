@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
     from trims.registry.versions import Entry
-    from trims.sources.fetcher import Moved, Running
+    from trims.sources.process.fetcher import Moved, Running
     from trims.sources.remote import Fetched
     from trims.store.store import Store
 

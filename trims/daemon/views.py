@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trims.daemon.endpoint import EndpointKeeper
     from trims.daemon.transfers import Pushing
     from trims.registry.versions import Versions
-    from trims.sources.fetcher import Running
+    from trims.sources.process.fetcher import Running
     from trims.store.read_model import AccountView, LoadView, ReadModel, ReplicaView
     from trims.tenants import Tenants
 

@@ -19,17 +19,17 @@ import blake3
 from trims.core.errors import DeadlineError, DigestMismatchError, NoSpaceError, TrimsError, from_code
 from trims.manifests.addresses import address_identity, check_address, scheme_of, without_secret
 from trims.sources import lock as lock_files
-from trims.sources.checksums import compare
 from trims.sources.descriptor import ImageDescription, image_address
 from trims.sources.downloads import CAPACITY
-from trims.sources.fetcher import Running
+from trims.sources.process.fetcher import Running
+from trims.sources.transfer.checksums import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from trims.sources.downloads import Downloads
-    from trims.sources.fetcher import Fetcher
     from trims.sources.lock import LockFile
+    from trims.sources.process.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.1

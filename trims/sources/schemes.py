@@ -36,18 +36,18 @@ def source_of(address: str, settings: SourceSettings) -> Source:
 
 def _ours() -> dict[str, Callable[[SourceSettings], Source]]:
     def http(settings: SourceSettings) -> Source:
-        from trims.sources.http_source import HttpSource
+        from trims.sources.http.source import HttpSource
 
         return HttpSource(settings)
 
     def hub(settings: SourceSettings) -> Source:
-        from trims.sources.hub import HubSource
+        from trims.sources.hub.source import HubSource
 
         return HubSource(settings)
 
     def objects(scheme: str) -> Callable[[SourceSettings], Source]:
         def make(settings: SourceSettings) -> Source:
-            from trims.sources.objects import ObjectSource
+            from trims.sources.buckets.objects import ObjectSource
 
             return ObjectSource(settings, scheme)
 

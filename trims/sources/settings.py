@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.sources.http import Http
+    from trims.sources.http.client import Http
 
 
 @dataclass(frozen=True, slots=True)

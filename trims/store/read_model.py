@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trims.core.residency.residency import Residency
     from trims.manifests.manifest import Manifest
     from trims.manifests.serving import Signature
-    from trims.sources.fetcher import Running
+    from trims.sources.process.fetcher import Running
     from trims.store.catalog import Catalog
     from trims.store.fill.runner import Runner
     from trims.store.resolve.resolver import Resolver

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import ArtifactChangedError, ArtifactNotFoundError, CallerError, TrimsError
-from trims.sources import checksums
 from trims.sources.base import CHECKSUMS, Opened, RemoteFile, Source
+from trims.sources.transfer import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -117,7 +117,7 @@ def _compared(
 def transfers(port: int, nbytes: int, count: int, tls: str) -> dict[str, dict[str, list[int]]]:
     """Nanoseconds, and nanoseconds of processor time, of each way."""
     from trims.memory.shm import SHM_FOLDER, PosixShm
-    from trims.sources.fetcher import Fetcher, FetchSettings
+    from trims.sources.process.fetcher import Fetcher, FetchSettings
     from trims.tiers.cpu import CpuTier
 
     scheme = "https" if tls else "http"
@@ -395,7 +395,7 @@ def killed(port: int, nbytes: int, kills: int, folder: str, served: str) -> dict
     """Return how often the process was killed, and how many partial files were left."""
     import hashlib
 
-    from trims.sources.fetcher import Fetcher, FetchSettings, Moved
+    from trims.sources.process.fetcher import Fetcher, FetchSettings, Moved
 
     chance = random.Random(5)  # noqa: S311 - the same moments each time, no secret
     at = sorted(chance.randrange(nbytes // 50, nbytes - nbytes // 50) for _ in range(kills))

@@ -6,10 +6,10 @@ import pytest
 from s3_server import s3_client, s3_server
 
 from tests.support.file_server import FileServer, file_server
-from trims.sources import job as job_module
-from trims.sources.hosts import HostPolicy
-from trims.sources.job import Surroundings
-from trims.sources.limits import Limits
+from trims.sources.http.hosts import HostPolicy
+from trims.sources.process import job as job_module
+from trims.sources.process.job import Surroundings
+from trims.sources.transfer.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trims.sources import checksums
 from trims.sources.base import CHECKSUMS, Opened, RemoteFile, Source
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
-from trims.sources.http_source import HttpSource
-from trims.sources.ranged import RangedFiles
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
+from trims.sources.http.ranged import RangedFiles
+from trims.sources.http.source import HttpSource
 from trims.sources.settings import SourceSettings
+from trims.sources.transfer import checksums
 
 
 def test_what_ships_keeps_the_protocol_and_what_is_none_does_not() -> None:

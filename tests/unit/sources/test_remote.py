@@ -12,8 +12,8 @@ from pushed_images import image_bytes, put
 from trims.core.errors import CallerError, DeadlineError, DigestMismatchError, NoSpaceError, SourceUnavailableError
 from trims.sources import lock
 from trims.sources.downloads import Downloads
-from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import LockFile
+from trims.sources.process.fetcher import Fetcher, FetchSettings
 from trims.sources.remote import Remote
 
 if TYPE_CHECKING:

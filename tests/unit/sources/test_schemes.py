@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from trims.core.errors import CallerError
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
-from trims.sources.http_source import HttpSource
-from trims.sources.objects import ObjectSource
+from trims.sources.buckets.objects import ObjectSource
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
+from trims.sources.http.source import HttpSource
 from trims.sources.schemes import source_of
 from trims.sources.settings import SourceSettings
 

@@ -6,8 +6,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from trims.sources.hosts import HostPolicy
-from trims.sources.http import Http
+from trims.sources.http.client import Http
+from trims.sources.http.hosts import HostPolicy
 from trims.sources.settings import SourceSettings
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trims.core.errors import ArtifactError, ArtifactNotFoundError, DigestMismatchError
-from trims.sources.fetcher import Fetcher, FetchSettings
+from trims.sources.process.fetcher import Fetcher, FetchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

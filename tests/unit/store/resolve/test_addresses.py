@@ -10,8 +10,8 @@ from tests.support.file_server import FileServer, file_server
 from trims.core.errors import ArtifactError, NotSupportedError
 from trims.manifests.manifest import parse_manifest
 from trims.sources.downloads import Downloads
-from trims.sources.fetcher import Fetcher, FetchSettings
 from trims.sources.lock import LockFile
+from trims.sources.process.fetcher import Fetcher, FetchSettings
 from trims.sources.remote import Fetched, Remote
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.hashing import Reading
