@@ -55,7 +55,7 @@ _HOMES = {
     "TrimsError": "trims.core.errors",
     "aadmin": "trims.control",
     "admin": "trims.control",
-    "evaluate": "trims_predictors.evaluation.library",
+    "evaluate": "trims_bench.evaluation.library",
 }
 _MODULES = ("cupy", "errors", "faas", "mxnet", "onnxruntime", "torch")
 #: Extras that bring what a name needs.

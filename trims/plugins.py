@@ -35,6 +35,7 @@ GROUPS = (
     "trims.predictors",
     "trims.reseed",
     "trims.commands",
+    "trims.evaluations",
     "trims.cuda",
 )
 

@@ -1,1 +1,1 @@
-"""Benchmarks."""
+"""Benchmarks and evaluations. Doors: `cli`, `report`; the rooms below have their own."""

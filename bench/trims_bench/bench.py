@@ -10,13 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.evaluation.stack import stack
-
 from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.endpoint import EndpointError
+from trims_bench.evaluation.stack import stack
 from trims_bench.machine import commit
 from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
@@ -109,8 +108,8 @@ def record(figure: Figure, *, quick: bool) -> dict[str, Any]:
 
 def keep(kept: dict[str, Any], database: str) -> None:
     """Keep a record in a database: with the evaluation that its figure was read from, else as one of its own."""
-    from trims_predictors.evaluation.database.evaluations import Evaluations
-    from trims_predictors.evaluation.records import FIGURE, Order, new_id
+    from trims_bench.evaluation.database.evaluations import Evaluations
+    from trims_bench.evaluation.records import FIGURE, Order, new_id
 
     found = kept["figure"]["evaluation"]
     with Evaluations(database) as evaluations:

@@ -32,8 +32,8 @@ from trims_bench.scenarios.starts import ready_s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trims_predictors.evaluation.records import Sample
-    from trims_predictors.evaluation.report.rows import Row
+    from trims_bench.evaluation.records import Sample
+    from trims_bench.evaluation.report.rows import Row
 
 #: The model many processes share: its framework starts in a fraction of a second.
 SHARED = "resnet50"
@@ -88,9 +88,8 @@ class Demo:
 
     def _start(self, model: Shipped) -> bool:
         """Evaluate starts; returns whether every answer was the same as the framework's own."""
-        from trims_predictors.evaluation.report.rows import rows
-
         import trims
+        from trims_bench.evaluation.report.rows import rows
 
         log = self._daemon.state_dir / "frameworks.log"
         with console().status(f"{model.title}: starts ...") as status, _standard_error_to(log):

@@ -1,4 +1,4 @@
-"""Loads of an endpoint, or of another server, by the generator of `trims_predictors.workloads`."""
+"""Loads of an endpoint, or of another server, by the generator of `trims_bench.workloads`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from trims_bench.endpoint import EndpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims_predictors.workloads.result import Workload
-    from trims_predictors.workloads.scenarios import Target
-
     from trims_bench.endpoint import EndpointProcess
+    from trims_bench.workloads.result import Workload
+    from trims_bench.workloads.scenarios import Target
 
 
 def target(url: str, models: Mapping[str, tuple[bytes, dict[str, str]]]) -> Target:
     """Return the target of a generator: one request for each model, with its name in the path of the URL."""
-    from trims_predictors.workloads.order import Server, http_request
-    from trims_predictors.workloads.scenarios import Target
+    from trims_bench.workloads.order import Server, http_request
+    from trims_bench.workloads.scenarios import Target
 
     parts = urlsplit(url)
     requests = [
@@ -36,7 +35,7 @@ def requests_to(endpoint: EndpointProcess, models: Mapping[str, tuple[bytes, dic
 
 def load_of(scenario: str, target: Target, **options: object) -> Workload:
     """Make a load of a scenario of `trims load`, with its options, and return its result."""
-    from trims_predictors.workloads.scenarios import choose, run_scenario
+    from trims_bench.workloads.scenarios import choose, run_scenario
 
     return run_scenario(choose(scenario, options), target)
 

@@ -1,4 +1,4 @@
-"""Commit of what is measured. Facts about the machine: see `trims_predictors.evaluation.stack`."""
+"""Commit of what is measured. Facts about the machine: see `trims_bench.evaluation.stack`."""
 
 from __future__ import annotations
 

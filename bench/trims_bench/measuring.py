@@ -85,7 +85,7 @@ class Samples:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the median, by the bootstrap; the range, if there are few samples."""
-        from trims_predictors.evaluation.statistics import median_of
+        from trims_bench.evaluation.statistics import median_of
 
         found = median_of(self.values)
         return found.low, found.high

@@ -41,8 +41,8 @@ def in_folder(folder: Path) -> Iterator[dict[str, Any]]:
 
 def in_database(url: str) -> Iterator[dict[str, Any]]:
     """Yield all records that a database keeps."""
-    from trims_predictors.evaluation.database.evaluations import Evaluations
-    from trims_predictors.evaluation.records import FIGURE
+    from trims_bench.evaluation.database.evaluations import Evaluations
+    from trims_bench.evaluation.records import FIGURE
 
     with Evaluations(url) as evaluations:
         for each in evaluations.summaries():

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trims_predictors.evaluation import page_cache
-
 from trims_bench.child import started
+from trims_bench.evaluation import page_cache
 from trims_bench.models import TOKENS
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 Users say `import trims`; `trims_client.frameworks` turns weights into PyTorch modules, ONNX Runtime sessions and
 MXNet blocks.
+
+Doors: `session`, `weights`.
 """
 
 from trims_client.session import Session, connect

@@ -12,6 +12,8 @@
 
 Predictors are forked from templates, processes that have imported their framework already; `trims endpoint` answers
 requests of the Open Inference Protocol by them.
+
+Doors: `api`, `tensors`.
 """
 
 from trims_predictors.api import Context, Predictor

@@ -93,8 +93,8 @@ def skip_without(name: str) -> None:
 
 @pytest.mark.bench_smoke
 def test_an_evaluated_start_is_kept_with_its_samples_and_its_figure(setup: Setup) -> None:
-    from trims_predictors.evaluation.database.evaluations import Evaluations
-    from trims_predictors.evaluation.records import FIGURE
+    from trims_bench.evaluation.database.evaluations import Evaluations
+    from trims_bench.evaluation.records import FIGURE
 
     figure = PARTS["numpy"][1].run(setup)
     keep(record(figure, quick=True), setup.database)

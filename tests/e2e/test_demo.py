@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from trims_predictors.evaluation.database.evaluations import Evaluations
+from trims_bench.evaluation.database.evaluations import Evaluations
 
 from trims.daemon.main import shm_prefix
 from trims.memory import shm

@@ -20,8 +20,8 @@ import pytest
 from fleets import register
 from looking import wait_until
 from repository import ROOT
-from trims_predictors.evaluation import tiers
-from trims_predictors.evaluation.database.evaluations import Evaluations
+from trims_bench.evaluation import tiers
+from trims_bench.evaluation.database.evaluations import Evaluations
 
 import trims
 from trims.cli.main import main
@@ -32,7 +32,7 @@ from trims.trace.reader import Trace, read_traces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trims_predictors.evaluation.records import Evaluated
+    from trims_bench.evaluation.records import Evaluated
 
     from trims.daemon.main import Daemon
 

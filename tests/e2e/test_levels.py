@@ -12,7 +12,7 @@ import pytest
 from endpoints import Endpoint
 from fleets import register
 from repository import ROOT
-from trims_predictors.evaluation.leveled import Leveled
+from trims_bench.evaluation.leveled import Leveled
 
 from trims.cli.main import main
 from trims.control import admin

@@ -9,8 +9,8 @@ import pytest
 from endpoints import Endpoint
 from fleets import register
 from repository import ROOT
-from trims_predictors.evaluation.session import only_evaluation
-from trims_predictors.workloads.result import Workload
+from trims_bench.evaluation.session import only_evaluation
+from trims_bench.workloads.result import Workload
 
 from trims.cli.main import main
 

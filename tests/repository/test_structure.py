@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repository import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PACKAGES = ("trims", "client/trims_client", "predictors/trims_predictors", "bench/trims_bench")
 
@@ -79,43 +82,46 @@ def test_no_test_module_imports_another_and_helpers_are_in_support() -> None:
         assert not found, f"{path} imports {found}; what both need belongs to tests/support"
 
 
-#: Modules without a test file of their name, each with the reason.
-UNTESTED_BY_NAME = {
-    "trims/testing": "contract suites and stand-ins: the tests of what they stand for run them",
-    "predictors/trims_predictors/evaluation/database/migrations": "test_tables.py beside them runs all of them",
-    "trims/programs/inside": "runs in processes of programs: tests/e2e/test_exec.py runs all of it",
-    "trims/programs/launch.py": "the whole way of a program: tests/e2e/test_exec.py",
-    "trims/programs/relay.py": "what it passes on: tests/fault/test_exec.py",
-    "trims/programs/host.py": "what it outlives: tests/fault/test_exec.py",
-    "trims/wire/trims_pb2.py": "generated",
-    "trims/wire/trims_pb2_grpc.py": "generated",
-    "predictors/trims_predictors/endpoint/grpc/inference_pb2": "generated",
+#: Rooms whose code runs in programs of its own, each with the tests that start these.
+RUN_ELSEWHERE = {
+    "bench/trims_bench": "make bench-smoke, and test_bench_scenarios.py",
+    "bench/trims_bench/cli": "tests/unit/bench/cli and tests/e2e/test_evaluations.py",
+    "bench/trims_bench/gpu": "tests/e2e/test_gpu_check.py",
+    "bench/trims_bench/scenarios": "make bench-smoke",
+    "predictors/trims_predictors/frameworks": "in their own environments: tests/e2e/test_places.py",
+    "trims/programs/inside": "tests/e2e/test_exec.py",
+    "trims/programs": "tests/e2e/test_exec.py and tests/fault/test_exec.py",
 }
 
 
-def modules() -> list[Path]:
-    packages = ("trims", "client/trims_client", "predictors/trims_predictors")
-    found = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    found = [path for path in found if path.name != "__init__.py" and "\nstand_for(" not in path.read_text()]
-    return [path.relative_to(ROOT) for path in found]
+def rooms() -> dict[str, list[str]]:
+    """Folder of each package with modules -> its doors: modules of the folder that its docstring names."""
+    found: dict[str, list[str]] = {}
+    for top in ("trims", "client/trims_client", "predictors/trims_predictors", "bench/trims_bench"):
+        for path in (ROOT / top).rglob("__init__.py"):
+            names = {module.stem for module in path.parent.glob("*.py")} - {"__init__"}
+            stated = re.findall(r"`(\w+)", ast.get_docstring(ast.parse(path.read_text())) or "")
+            if names:
+                found[str(path.parent.relative_to(ROOT))] = [name for name in dict.fromkeys(stated) if name in names]
+    return found
 
 
-def test_every_module_has_a_test_file_of_its_name_in_the_folder_that_mirrors_it() -> None:
+def test_each_room_names_its_doors() -> None:
+    assert [room for room, doors in rooms().items() if not doors and room != "trims"] == []
+
+
+def test_each_door_of_a_room_is_used_by_a_test() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     lacking = []
-    for module in modules():
-        if any(str(module).startswith(known) for known in UNTESTED_BY_NAME):
-            continue
-        outer = module.parts[0] in ("client", "predictors")
-        inside = Path(module.parts[0], *module.parts[2:]) if outer else Path(*module.parts[1:])
-        if not (ROOT / "tests" / "unit" / inside.with_name(f"test_{inside.stem.lstrip('_')}.py")).exists():
-            lacking.append(str(module))
+    for room, doors in rooms().items():
+        package = re.sub(r"^(client|predictors|bench)/", "", room).replace("/", ".")
+        imported = re.compile(rf"{re.escape(package)}(?:\.| import .*?\b)(\w+)")
+        used = set(imported.findall(tests)) | set(
+            re.findall(r"\w+", " ".join(re.findall(rf"from {re.escape(package)} import (.*)", tests)))
+        )
+        if room not in RUN_ELSEWHERE:
+            lacking += [f"{room}: {door}" for door in doors if door not in used]
     assert lacking == []
-    assert len(UNTESTED_BY_NAME) <= 10
-
-
-def test_every_reason_for_a_module_without_a_test_file_is_still_needed() -> None:
-    there = [str(module) for module in modules()]
-    assert all(any(module.startswith(known) for module in there) for known in UNTESTED_BY_NAME)
 
 
 #: Options of the interpreter before a program that is not looked for beside the working folder.

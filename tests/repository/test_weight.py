@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
+#: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53620,
-    "client/trims_client": 5034,
-    "predictors/trims_predictors": 26116,
-    "bench/trims_bench": 8762,
+    "trims": 53645,
+    "client/trims_client": 5035,
+    "predictors/trims_predictors": 20913,
+    "bench/trims_bench": 13995,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims_predictors.evaluation.records import Evaluated, Order, Sample
+from trims_bench.evaluation.records import Evaluated, Order, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.workloads.order import Order, Server, http_request
-from trims_predictors.workloads.scenarios import Target
+from trims_bench.workloads.order import Order, Server, http_request
+from trims_bench.workloads.scenarios import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,1 +1,4 @@
-"""The `trims` command. Other packages add commands through the entry-point group `trims.commands`."""
+"""The `trims` command. Other packages add commands through the entry-point group `trims.commands`.
+
+Doors: `entry`, `main`.
+"""

@@ -1,4 +1,7 @@
-"""A typed client of the control door: models, residency and the daemon itself, blocking (`Admin`) or asyncio."""
+"""A typed client of the control door: models, residency and the daemon itself, blocking (`Admin`) or asyncio.
+
+Doors: `client`, `answers`.
+"""
 
 from trims.control.answers import (
     Aliases,

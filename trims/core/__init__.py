@@ -1,1 +1,4 @@
-"""Pure decisions: no input or output, no clock, no thread, no third-party import."""
+"""Pure decisions: no input or output, no clock, no thread, no third-party import.
+
+Doors: `errors`, `manifest`, `layout`, `place`, `units`.
+"""

@@ -1,1 +1,1 @@
-"""The daemon: configuration, the two doors, and the process that holds them open."""
+"""The daemon: configuration, the two doors, and the process that holds them open. Doors: `main`, `config`."""

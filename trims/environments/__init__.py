@@ -1,1 +1,4 @@
-"""Python environments that trims makes: what lies where, and how one is made, checked and removed."""
+"""Python environments that trims makes: what lies where, and how one is made, checked and removed.
+
+Doors: `environment_store`, `create`.
+"""

@@ -1,1 +1,4 @@
-"""Artifacts become images here: converters, the child processes they run in, and builders of artifacts."""
+"""Artifacts become images here: converters, the child processes they run in, and builders of artifacts.
+
+Doors: `base` (the protocol), `plugins`, `folders`.
+"""

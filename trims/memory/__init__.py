@@ -1,1 +1,4 @@
-"""The only code that touches addresses: driver protocols, shared memory, the owner's and the borrower's half."""
+"""The only code that touches addresses: driver protocols, shared memory, the owner's and the borrower's half.
+
+Doors: `attach`, `segments`, `reading`.
+"""

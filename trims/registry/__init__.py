@@ -1,1 +1,4 @@
-"""Registries, where manifests are found. sqlite keeps them on this machine; the protocol leaves room for others."""
+"""Registries, where manifests are found. sqlite keeps them on this machine; the protocol leaves room for others.
+
+Doors: `base` (the protocol), `opening`.
+"""

@@ -1,1 +1,4 @@
-"""The imperative shell: carries out what residency decides, and feeds every outcome back as an event."""
+"""The imperative shell: carries out what residency decides, and feeds every outcome back as an event.
+
+Doors: `store`, `assembly`.
+"""

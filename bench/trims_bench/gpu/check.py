@@ -18,12 +18,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.evaluation.stack import stack
-
 from trims.cli.doctor_gpu import gpu_findings
 from trims.core.units import format_seconds
 from trims.daemon.config import build_config
 from trims.process.python import run_module
+from trims_bench.evaluation.stack import stack
 from trims_bench.gpu import leavings, processes
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing

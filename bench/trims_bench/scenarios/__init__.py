@@ -2,6 +2,8 @@
 
 What is measured runs in a fresh process (`trims_bench.child`) or by an evaluation, sides take turns in it, and nothing
 is warmed that the other side is not. Modules import their framework, and what drives daemons, inside functions.
+
+Door: `base`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads of `trims_predictors.workloads`: beside other servers, on a stalled one, at once, and for many models."""
+"""Loads of `trims_bench.workloads`: beside other servers, on a stalled one, at once, and for many models."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from trims_predictors.workloads.result import Workload
-    from trims_predictors.workloads.scenarios import Target
-
     from trims_bench.daemon import DaemonProcess
     from trims_bench.others.serving import Other
     from trims_bench.scenarios.base import Setup
+    from trims_bench.workloads.result import Workload
+    from trims_bench.workloads.scenarios import Target
     from trims_bench.zoo import Model
 
 _THROUGHPUT = "requests of a small model per second over 16 connections, against the better of LitServe and MLServer"

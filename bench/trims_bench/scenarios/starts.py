@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from trims_predictors.evaluation.records import Evaluated, Sample
-
+    from trims_bench.evaluation.records import Evaluated, Sample
     from trims_bench.scenarios.base import Setup
 
 TIERS, WAYS = ("file", "disk", "cpu"), ("alone", "fresh", "template", "hot")
@@ -196,7 +195,7 @@ def unseen(setup: Setup) -> Figure:
 
 def figure_of(start: Start, name: str, evaluated: Evaluated) -> Figure:
     """Return what an evaluation says of a start."""
-    from trims_predictors.evaluation.report.rows import discarded, rows
+    from trims_bench.evaluation.report.rows import discarded, rows
 
     found = rows(evaluated.samples)
     figure = Figure(name, start.title, list(_compared(start, evaluated.samples)), [_NOTE], evaluated.order.id)

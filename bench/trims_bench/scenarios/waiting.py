@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims_predictors.workloads.result import Workload
-
     from trims_bench.daemon import DaemonProcess
     from trims_bench.scenarios.base import Setup
+    from trims_bench.workloads.result import Workload
 
 _BEHIND = "20 short requests for text while three long ones of the same model run, over the same without them"
 _SHARED = "MiniLM: clients of two predictors, over LitServe with two workers; one client, over one worker"

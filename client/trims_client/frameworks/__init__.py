@@ -1,1 +1,1 @@
-"""Frameworks over attached weights."""
+"""Frameworks over attached weights. Doors: `torch`, `onnxruntime`, `mxnet`, `cupy`."""

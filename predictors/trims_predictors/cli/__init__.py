@@ -1,1 +1,1 @@
-"""Commands: `trims endpoint`, `run`, `trace`, `call`, `reload`, `unload`. Modules import what they need when run."""
+"""Commands. Modules import what they need when run. Doors: `endpoint`, `run`, `trace`, `call`."""

@@ -1,1 +1,1 @@
-"""The inference endpoint: the Open Inference Protocol over HTTP and gRPC, answered by the pool."""
+"""The inference endpoint: the Open Inference Protocol over HTTP and gRPC, answered by the pool. Door: `main`."""

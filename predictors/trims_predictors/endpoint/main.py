@@ -25,8 +25,7 @@ from trims.wire.endpoint_file import EndpointAddress, leave_address, read_addres
 from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
 from trims_predictors.endpoint.credentials import Renewal, ServerCertificate
-from trims_predictors.endpoint.errands import Errands
-from trims_predictors.endpoint.evaluations import Evaluations
+from trims_predictors.endpoint.evaluations import MeasuringRoutes, measuring_routes
 from trims_predictors.endpoint.grpc.health import Health
 from trims_predictors.endpoint.grpc.service import start_server
 from trims_predictors.endpoint.http.app import build_app
@@ -88,7 +87,7 @@ async def _serve(settings: EndpointSettings) -> None:
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
             service = Service(daemon, pool, picker, tracing, shared_memory, variables=settings.model_variables)
             workers = JsonWorkers(settings.most_body_bytes)
-            evaluations = _evaluations(settings)
+            evaluations = measuring_routes(settings)
             callers = Principals(settings.token, settings.tenants)
             certificate = _certificate(settings)
             ending = _Shutdown(pool, settings.drain_s)
@@ -117,15 +116,6 @@ async def _serve(settings: EndpointSettings) -> None:
                 await service.close()
                 if tracing is not None:
                     await tracing.close()
-
-
-def _evaluations(settings: EndpointSettings) -> Evaluations:
-    """Return what runs evaluations beside this endpoint, with its daemon and its environments."""
-    named = ",".join(f"{framework}={python}" for framework, python in settings.environments.items())
-    environments = [f"--environments={named}"] if named else []
-    if settings.environments_dir is not None:
-        environments.append(f"--environments-dir={settings.environments_dir}")
-    return Evaluations(Errands([f"--runtime-dir={settings.pool.runtime_dir}"]), environments)
 
 
 class _Shutdown:
@@ -300,7 +290,7 @@ def _app(
     settings: EndpointSettings,
     service: Service,
     workers: JsonWorkers,
-    evaluations: Evaluations,
+    evaluations: MeasuringRoutes,
     callers: Principals,
 ) -> FastAPI:
     return build_app(

@@ -1,4 +1,7 @@
-"""Predictors for the frameworks, and what warms each of them up before a model is known."""
+"""Predictors for the frameworks, and what warms each of them up before a model is known.
+
+Doors: `resolve`, `torch`, `onnxruntime`, `mxnet`, `function`, `handler`.
+"""
 
 #: Framework -> module of its predictor and its warm-ups.
 WARM_UPS = {

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from trims_bench import smaps
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import ChildError, call
+from trims_bench.evaluation.stack import stack
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, middle, more, ratio, share
 from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python, packages_path
 from trims_bench.scenarios.client import opens
-from trims_predictors.evaluation.stack import stack
 
 from trims.trace import spans
 

@@ -1,4 +1,4 @@
 """The scheme `hf`: repositories of the Hugging Face hub, its API, and the cache that its clients share.
 
-Door: `HubSource`.
+Door: `source`.
 """

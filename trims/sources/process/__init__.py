@@ -1,4 +1,4 @@
 """The process that moves bytes: its program, its jobs, and the daemon's half of it.
 
-Door: `Fetcher`.
+Door: `fetcher`.
 """

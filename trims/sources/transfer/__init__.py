@@ -1,4 +1,4 @@
 """Transfers of bytes from an opened address to memory: pieces, checksums, journals, limits.
 
-Door: `Transfer`.
+Door: `transfer`.
 """

@@ -19,11 +19,9 @@ import trims
 from trims.core.errors import CallerError
 from trims_predictors.endpoint.bodies import coding_for, read_body, read_object
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.errands import Errands
-from trims_predictors.endpoint.evaluations import Evaluations
+from trims_predictors.endpoint.evaluations import MeasuringRoutes, NotInstalled
 from trims_predictors.endpoint.extensions import check_unload
 from trims_predictors.endpoint.http.error_answers import add_error_answers
-from trims_predictors.endpoint.http.evaluation_routes import add_evaluation_routes
 from trims_predictors.endpoint.http.function_routes import add_function_routes
 from trims_predictors.endpoint.http.generate_routes import add_generate_routes
 from trims_predictors.endpoint.http.guard import Guard
@@ -55,7 +53,7 @@ def build_app(
     loopback: bool,
     callers: Principals | None = None,
     workers: JsonWorkers | None = None,
-    evaluations: Evaluations | None = None,
+    evaluations: MeasuringRoutes | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -66,13 +64,13 @@ def build_app(
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
         callers: Those that may ask; None for who brings the token.
         workers: Read and write large JSON; their maker closes them. None where no JSON is large.
-        evaluations: Runs and reads them; its maker closes it. None for those of a daemon with default settings.
+        evaluations: Routes of the package that measures; their maker closes them. None refuses all of them.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
     stated = document(token=token is not None)
     app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
     router = _router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes), has_token=token is not None)
-    add_evaluation_routes(router, evaluations or Evaluations(Errands()), most_body_bytes)
+    (evaluations or NotInstalled()).add_to(router, most_body_bytes)
     app.include_router(router)
     add_error_answers(app)
     app.add_middleware(Guard, callers=callers or Principals(token), loopback=loopback)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trims
-from trims_predictors.endpoint.evaluations import LISTED_TRACES, MOST_LISTED_TRACES
 from trims_predictors.endpoint.http.openai_errors import FOLDERS, is_openai
 from trims_predictors.endpoint.http.openapi_schemas import BYTES, SCHEMAS, SECONDS, TEXT, reference
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.http.openapi_schemas import Json
 
+#: Traces that are listed if a client does not say how many, and at most.
+LISTED_TRACES, MOST_LISTED_TRACES = 50, 500
 _UNKNOWN_CALLER = "the token is missing or wrong"
 #: Statuses that a request to any path may get, beside its answer.
 _ALWAYS = {

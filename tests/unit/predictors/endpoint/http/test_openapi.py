@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from starlette.routing import Route
+from trims_bench.evaluation.served.routes import EvaluationRoutes
+from trims_predictors.deployment.deployment import Settings
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.openapi import SCHEMAS, document, is_open
+from trims_predictors.endpoint.settings import EndpointSettings
 
 
 def operations(stated: Any) -> set[tuple[str, str]]:
@@ -18,7 +21,8 @@ def operations(stated: Any) -> set[tuple[str, str]]:
 
 def routes() -> set[tuple[str, str]]:
     service: Any = SimpleNamespace()
-    app = build_app(service, most_body_bytes=1, token=None, loopback=True)
+    settings = EndpointSettings(Settings("/nowhere"))
+    app = build_app(service, most_body_bytes=1, token=None, loopback=True, evaluations=EvaluationRoutes(settings))
     assert app.openapi() == document(token=False)
     found = [each for each in _all(app.routes) if each.include_in_schema]
     return {(each.path, method.lower()) for each in found for method in each.methods or ()}

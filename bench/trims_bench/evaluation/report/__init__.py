@@ -1,0 +1,1 @@
+"""Reports of evaluations and of two compared. Doors: `rows` (medians), `text`, `tables`, `plots`, `page`, `explain`."""
