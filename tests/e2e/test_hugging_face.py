@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from serving import Serving, serving_in
 from stub_hub import stub_hub
 from tiny_models import named, save
-from trims_predictors.endpoint.json.openai_requests import (
+from trims_predictors.endpoint.generate.openai_requests import (
     CHAT,
     COMPLETIONS,
     DEFAULTS,

@@ -24,7 +24,7 @@ from trims_predictors.endpoint.grpc import service as grpc_service
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.json.text import SMALL_BYTES
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.shared_memory import SharedMemory
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import ModelNotFoundError

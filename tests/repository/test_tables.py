@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from repository import ROOT
-from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, DEFAULTS, HONOURED, NOT_OFFERED
+from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, DEFAULTS, HONOURED, NOT_OFFERED
 
 from trims.core.errors import error_classes
 from trims.core.layout import DTYPES

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CODE_LINES = {
     "trims": 53645,
     "client/trims_client": 5035,
-    "predictors/trims_predictors": 20913,
+    "predictors/trims_predictors": 20921,
     "bench/trims_bench": 13995,
 }
 #: Lines of a file at most, and the files that are longer still.
@@ -26,7 +26,7 @@ FILE_LINES = 400
 LONG_FILES = 36
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
-FULL_ROOMS = {"bench/trims_bench", "predictors/trims_predictors/endpoint"}
+FULL_ROOMS = {"bench/trims_bench"}
 
 
 def modules(package: str) -> list[Path]:

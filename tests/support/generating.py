@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from served_grpc import NO_FLEET
 from trims_predictors.deployment.deployment import Answer
-from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.endpoint.observe.metrics import Metrics
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import ModelNotFoundError

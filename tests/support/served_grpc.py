@@ -12,11 +12,11 @@ from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.grpc.health import Health
 from trims_predictors.endpoint.grpc.service import start_server
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.metrics import Metrics
-from trims_predictors.endpoint.outputs import arrange
+from trims_predictors.endpoint.observe.metrics import Metrics
 from trims_predictors.endpoint.principals import Principals
+from trims_predictors.endpoint.requests.outputs import arrange
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.endpoint.service import Answered
-from trims_predictors.endpoint.shared_memory import SharedMemory
 
 from trims.core.errors import ModelNotFoundError, TrimsError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from trims_predictors.endpoint.outcomes import GONE
+from trims_predictors.endpoint.observe.outcomes import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, NotOfferedError
-from trims_predictors.endpoint.request_limits import check_fields
+from trims_predictors.endpoint.requests.request_limits import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

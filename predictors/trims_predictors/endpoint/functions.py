@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trims_client.events import CloudEvent, parse_event
 
 from trims.core.errors import CallerError, NotSupportedError
-from trims_predictors.endpoint.infer_request import InferRequest, make_request
 from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.endpoint.requests.infer_request import InferRequest, make_request
 from trims_predictors.frameworks import ANSWER, AS, EVENT, HANDLER
 from trims_predictors.tensors import Tensor, join_bytes
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trims.control import Model
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 #: Headers of a request -> the parameter of an inference request that says the same.

@@ -23,7 +23,6 @@ from trims.trace import spans
 from trims.trace.context import current
 from trims.wire.endpoint_file import EndpointAddress, leave_address, read_address, withdraw_address
 from trims_predictors.children.launcher import Environment
-from trims_predictors.endpoint.access_log import RequestLog
 from trims_predictors.endpoint.credentials import Renewal, ServerCertificate
 from trims_predictors.endpoint.evaluations import MeasuringRoutes, measuring_routes
 from trims_predictors.endpoint.grpc.health import Health
@@ -32,11 +31,12 @@ from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.http.listening import accept_no_more, listening
 from trims_predictors.endpoint.json.workers import JsonWorkers
+from trims_predictors.endpoint.observe.access_log import RequestLog
+from trims_predictors.endpoint.observe.tracing import make_tracing
 from trims_predictors.endpoint.principals import Principals
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
-from trims_predictors.endpoint.shared_memory import SharedMemory
-from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.malloc import keep_memory
 from trims_predictors.pool.pool import WorkerPool
 from trims_predictors.sandbox.sandbox import PROCESS

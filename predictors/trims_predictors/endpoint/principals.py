@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import PermissionDeniedError
 from trims.tenants import Tenants
-from trims_predictors.endpoint.http.openai_errors import is_openai
+from trims_predictors.endpoint.generate.openai_errors import is_openai
 
 if TYPE_CHECKING:
     from trims.tenants import Tenant

@@ -22,16 +22,16 @@ from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
 from trims_predictors.deployment.places import first_that_serves
-from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
-from trims_predictors.endpoint.labels import Labels
 from trims_predictors.endpoint.load_requests import LoadRequests
-from trims_predictors.endpoint.metrics import Metrics
-from trims_predictors.endpoint.outputs import Output, arrange
-from trims_predictors.endpoint.overview import Overview
+from trims_predictors.endpoint.observe.daemon_metrics import DaemonFigures, figures
+from trims_predictors.endpoint.observe.metrics import Metrics
+from trims_predictors.endpoint.observe.overview import Overview
+from trims_predictors.endpoint.observe.statistics import ModelStatistics
 from trims_predictors.endpoint.principals import caller, require_operator
 from trims_predictors.endpoint.registered_models import RegisteredModels
-from trims_predictors.endpoint.shared_memory import SharedMemory
-from trims_predictors.endpoint.statistics import ModelStatistics
+from trims_predictors.endpoint.requests.labels import Labels
+from trims_predictors.endpoint.requests.outputs import Output, arrange
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from trims.manifests.serving import TensorType
     from trims.tenants import Tenant
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.infer_request import InferRequest
-    from trims_predictors.endpoint.otlp import RequestSpan, Tracing
-    from trims_predictors.endpoint.part_streams import OnPart
-    from trims_predictors.endpoint.shared_memory import Lent
+    from trims_predictors.endpoint.observe.otlp import RequestSpan, Tracing
+    from trims_predictors.endpoint.requests.infer_request import InferRequest
+    from trims_predictors.endpoint.requests.part_streams import OnPart
+    from trims_predictors.endpoint.requests.shared_memory import Lent
     from trims_predictors.pool.pool import WorkerPool
     from trims_predictors.tensors import Tensor
 

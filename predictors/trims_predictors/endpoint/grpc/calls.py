@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 
 from trims.core.errors import BusyError, PermissionDeniedError, TrimsError
 from trims.wire.status import status_of
-from trims_predictors.endpoint.access_log import begin_call, call_ends
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import why_no_method
 from trims_predictors.endpoint.grpc.wire import not_protobuf
 from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.endpoint.observe.access_log import begin_call, call_ends
 from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller
 from trims_predictors.endpoint.status import RETRY_AFTER_S
 

@@ -11,10 +11,15 @@ from trims.core.errors import CallerError
 from trims.manifests.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc.wire import Received, not_protobuf, varint_of
-from trims_predictors.endpoint.infer_request import InferRequest, make_request
 from trims_predictors.endpoint.json.requests import told
-from trims_predictors.endpoint.outputs import Output
-from trims_predictors.endpoint.request_limits import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
+from trims_predictors.endpoint.requests.infer_request import InferRequest, make_request
+from trims_predictors.endpoint.requests.outputs import Output
+from trims_predictors.endpoint.requests.request_limits import (
+    MOST_PARAMETERS,
+    MOST_TENSORS,
+    check_count,
+    check_name_length,
+)
 from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of
 
 if TYPE_CHECKING:

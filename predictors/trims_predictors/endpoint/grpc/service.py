@@ -16,7 +16,7 @@ from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims.logs import about
 from trims.wire.keepalive import PING_S, ping_options
 from trims_predictors.endpoint.extensions import check_repository, check_unload, not_offered
-from trims_predictors.endpoint.generation import wants_parts
+from trims_predictors.endpoint.generate.generation import wants_parts
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.grpc.calls import Calls, code_of
@@ -31,8 +31,8 @@ from trims_predictors.endpoint.grpc.requests import (
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
+from trims_predictors.endpoint.observe.tracing import grpc_span, recorded
 from trims_predictors.endpoint.principals import caller_name
-from trims_predictors.endpoint.tracing import grpc_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.credentials import ServerCertificate
     from trims_predictors.endpoint.grpc.health import Health
     from trims_predictors.endpoint.grpc.streams import Part
-    from trims_predictors.endpoint.infer_request import InferRequest
-    from trims_predictors.endpoint.metrics import Counting
-    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.metrics import Counting
+    from trims_predictors.endpoint.observe.otlp import RequestSpan
     from trims_predictors.endpoint.principals import Principals
+    from trims_predictors.endpoint.requests.infer_request import InferRequest
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
 

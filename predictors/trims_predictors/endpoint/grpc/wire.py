@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from trims.core.errors import BadMessageError
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.json.text import SMALL_BYTES
-from trims_predictors.endpoint.request_limits import MOST_PARAMETERS, MOST_TENSORS
+from trims_predictors.endpoint.requests.request_limits import MOST_PARAMETERS, MOST_TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

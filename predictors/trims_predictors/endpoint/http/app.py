@@ -32,16 +32,16 @@ from trims_predictors.endpoint.http.page_routes import add_page_routes
 from trims_predictors.endpoint.http.raw_requests import NO_JSON, raw_request
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, write_answer
 from trims_predictors.endpoint.json.workers import JsonWorkers
+from trims_predictors.endpoint.observe.tracing import http_span, recorded
 from trims_predictors.endpoint.principals import Principals, caller_name
-from trims_predictors.endpoint.request_limits import check_fields
-from trims_predictors.endpoint.tracing import http_span, recorded
+from trims_predictors.endpoint.requests.request_limits import check_fields
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from trims_predictors.endpoint.metrics import Counting
-    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.metrics import Counting
+    from trims_predictors.endpoint.observe.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 

@@ -16,8 +16,8 @@ from starlette.routing import Match, Route
 from trims.core.errors import BusyError, DrainingError, PredictorError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import extension_of_path, not_offered
-from trims_predictors.endpoint.http.openai_errors import error_of, is_answered_as_openai
-from trims_predictors.endpoint.outcomes import GONE
+from trims_predictors.endpoint.generate.openai_errors import error_of, is_answered_as_openai
+from trims_predictors.endpoint.observe.outcomes import GONE
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.functions import Functions, event_request
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.endpoint.observe.tracing import http_span, recorded
 from trims_predictors.endpoint.principals import caller_name
-from trims_predictors.endpoint.tracing import http_span, recorded
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from trims_client.events import CloudEvent
 
     from trims_predictors.endpoint.json.workers import JsonWorkers
-    from trims_predictors.endpoint.metrics import Counting
-    from trims_predictors.endpoint.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.metrics import Counting
+    from trims_predictors.endpoint.observe.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 PATH = "/functions"

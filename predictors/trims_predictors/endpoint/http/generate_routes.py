@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trims.core.errors import CallerError, TrimsError
 from trims_predictors.endpoint.bodies import read_body
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.generation import FULL_TEXT, GENERATED, TEXT_OUTPUT, request_of
+from trims_predictors.endpoint.generate.generation import FULL_TEXT, GENERATED, TEXT_OUTPUT, request_of
 from trims_predictors.endpoint.http.event_streams import event, event_stream
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.json.requests import dump
 from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
-from trims_predictors.endpoint.part_streams import parts_of
+from trims_predictors.endpoint.observe.tracing import http_span, recorded
 from trims_predictors.endpoint.principals import caller_name
-from trims_predictors.endpoint.tracing import http_span, recorded
+from trims_predictors.endpoint.requests.part_streams import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, Request, Response
 
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.json.workers import JsonWorkers
-    from trims_predictors.endpoint.metrics import Counting
+    from trims_predictors.endpoint.observe.metrics import Counting
+    from trims_predictors.endpoint.requests.infer_request import InferRequest
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import CallerError, TrimsError
 from trims_predictors.endpoint.bodies import read_body
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.generation import GENERATED
+from trims_predictors.endpoint.generate.generation import GENERATED
+from trims_predictors.endpoint.generate.openai_answers import CHAT_PART, COMPLETION_PART
+from trims_predictors.endpoint.generate.openai_errors import FOLDERS, error_of
+from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.http.event_streams import event, event_stream
 from trims_predictors.endpoint.http.large_responses import packed_response
-from trims_predictors.endpoint.http.openai_errors import FOLDERS, error_of
-from trims_predictors.endpoint.infer_request import InferRequest, Wanted
-from trims_predictors.endpoint.json.openai_answers import CHAT_PART, COMPLETION_PART
-from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.json.requests import dump
-from trims_predictors.endpoint.part_streams import parts_of
+from trims_predictors.endpoint.observe.tracing import http_span, recorded
 from trims_predictors.endpoint.principals import caller_name
-from trims_predictors.endpoint.tracing import http_span, recorded
+from trims_predictors.endpoint.requests.infer_request import InferRequest, Wanted
+from trims_predictors.endpoint.requests.part_streams import parts_of
 from trims_predictors.tensors import to_array
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, Request, Response
 
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.json.openai_requests import TextRequest
+    from trims_predictors.endpoint.generate.openai_requests import TextRequest
     from trims_predictors.endpoint.json.workers import JsonWorkers
-    from trims_predictors.endpoint.metrics import Counting
-    from trims_predictors.endpoint.otlp import RequestSpan
-    from trims_predictors.endpoint.part_streams import OnPart
+    from trims_predictors.endpoint.observe.metrics import Counting
+    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.requests.part_streams import OnPart
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trims
-from trims_predictors.endpoint.http.openai_errors import FOLDERS, is_openai
+from trims_predictors.endpoint.generate.openai_errors import FOLDERS, is_openai
 from trims_predictors.endpoint.http.openapi_schemas import BYTES, SCHEMAS, SECONDS, TEXT, reference
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trims.manifests.serving import ITEM_BYTES
-from trims_predictors.endpoint.request_limits import MOST_CLASSES, MOST_TENSORS
+from trims_predictors.endpoint.requests.request_limits import MOST_CLASSES, MOST_TENSORS
 
 Json = dict[str, Any]
 

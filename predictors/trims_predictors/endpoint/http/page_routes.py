@@ -20,7 +20,7 @@ from trims.manifests.manifest import parse_manifest
 from trims.manifests.runs import why_not_run
 from trims_predictors.endpoint.bodies import read_object
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.request_limits import check_fields
+from trims_predictors.endpoint.requests.request_limits import check_fields
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.service import Service

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
 from trims.manifests.serving import ANY, ANY_RANK
-from trims_predictors.endpoint.infer_request import InferRequest
+from trims_predictors.endpoint.requests.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, nbytes_of
 
 if TYPE_CHECKING:

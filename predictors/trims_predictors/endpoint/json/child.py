@@ -91,7 +91,7 @@ def pack(head: Head, data: memoryview) -> Done:
 
 def read_openai(head: Head, data: memoryview) -> Done:
     """A request of OpenAI's API without the data of its inputs, and that data."""
-    from trims_predictors.endpoint.json.openai_requests import read_request
+    from trims_predictors.endpoint.generate.openai_requests import read_request
 
     request = read_request(head["route"], bytes(data))
     described = [(each.name, each.dtype, each.shape, each.nbytes) for each in request.inputs]
@@ -100,7 +100,7 @@ def read_openai(head: Head, data: memoryview) -> Done:
 
 def write_openai(head: Head, data: memoryview) -> Done:
     """The items of an answer of OpenAI's API, with commas between them."""
-    from trims_predictors.endpoint.json.openai_answers import write_items
+    from trims_predictors.endpoint.generate.openai_answers import write_items
 
     text = b",".join(write_items(head["form"], head["facts"], list(_tensors(head, data))))
     if len(text) > MOST_TEXT_BYTES:

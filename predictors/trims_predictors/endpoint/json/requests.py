@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.manifests.serving import MOST_DIMENSIONS
-from trims_predictors.endpoint.infer_request import InferRequest, Parameters, make_request, shared_range
 from trims_predictors.endpoint.json.numbers import flat, numbers
 from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
-from trims_predictors.endpoint.request_limits import (
+from trims_predictors.endpoint.requests.infer_request import InferRequest, Parameters, make_request, shared_range
+from trims_predictors.endpoint.requests.request_limits import (
     MOST_PARAMETERS,
     MOST_TENSORS,
     check_count,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from trims_predictors.deployment.deployment import Answer
-    from trims_predictors.endpoint.outputs import Output
+    from trims_predictors.endpoint.requests.outputs import Output
 
 #: Header of requests and answers with the length of the JSON before the binary tensors.
 HEADER_LENGTH = "inference-header-content-length"

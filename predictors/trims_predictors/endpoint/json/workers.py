@@ -17,6 +17,8 @@ from trims.core.errors import BusyError, CallerError
 from trims.core.units import format_bytes
 from trims.manifests.serving import ITEM_BYTES
 from trims_predictors.endpoint.bodies import TooLargeBodyError
+from trims_predictors.endpoint.generate.openai_answers import write_items
+from trims_predictors.endpoint.generate.openai_requests import TextRequest, read_request
 from trims_predictors.endpoint.json.child import (
     COUNT,
     PACK,
@@ -26,8 +28,6 @@ from trims_predictors.endpoint.json.child import (
     WRITE,
     WRITE_OPENAI,
 )
-from trims_predictors.endpoint.json.openai_answers import write_items
-from trims_predictors.endpoint.json.openai_requests import TextRequest, read_request
 from trims_predictors.endpoint.json.process import JsonProcess, TooMuchWorkError
 from trims_predictors.endpoint.json.requests import dump, json_end, parse_request, parse_shrunk, to_json
 from trims_predictors.endpoint.json.text import SMALL_BYTES
@@ -36,8 +36,8 @@ from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.json.process import Done
+    from trims_predictors.endpoint.requests.infer_request import InferRequest
 
 #: Jobs that are done at once.
 _PROCESSES = 2

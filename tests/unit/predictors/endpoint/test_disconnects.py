@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from trims_predictors.endpoint.disconnects import unless_gone
-from trims_predictors.endpoint.outcomes import GONE
+from trims_predictors.endpoint.observe.outcomes import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nursing import until
 from trims_predictors.deployment.deployment import Answer, Deployment
-from trims_predictors.endpoint.infer_request import InferRequest
+from trims_predictors.endpoint.requests.infer_request import InferRequest
+from trims_predictors.endpoint.requests.shared_memory import Lent
 from trims_predictors.endpoint.service import Service
-from trims_predictors.endpoint.shared_memory import Lent
 from trims_predictors.pool.load_failures import Failures
 
 from trims.control.answers import Model, ModelChange

@@ -9,8 +9,8 @@ import pytest
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc.requests import parse_request, raw_bytes, wire_parts, write_answer
-from trims_predictors.endpoint.infer_request import SharedRange, Wanted
-from trims_predictors.endpoint.outputs import Output
+from trims_predictors.endpoint.requests.infer_request import SharedRange, Wanted
+from trims_predictors.endpoint.requests.outputs import Output
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import CallerError

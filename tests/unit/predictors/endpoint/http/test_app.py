@@ -17,10 +17,10 @@ from asgi import Reply, call
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.metrics import Metrics
-from trims_predictors.endpoint.outputs import arrange
+from trims_predictors.endpoint.observe.metrics import Metrics
+from trims_predictors.endpoint.requests.outputs import arrange
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.endpoint.service import Answered
-from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import ModelNotFoundError, PredictorError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from trims_predictors.endpoint.http.event_streams import event, event_stream
-from trims_predictors.endpoint.outcomes import GONE
+from trims_predictors.endpoint.observe.outcomes import GONE
 
 from trims.core.errors import CallerError
 

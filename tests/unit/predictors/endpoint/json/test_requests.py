@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from trims_predictors.deployment.deployment import Answer
-from trims_predictors.endpoint.infer_request import Wanted
 from trims_predictors.endpoint.json.requests import (
     parse_request,
     parse_shrunk,
@@ -19,8 +18,9 @@ from trims_predictors.endpoint.json.requests import (
     to_json,
     write_answer,
 )
-from trims_predictors.endpoint.outputs import Output, arrange
-from trims_predictors.endpoint.shared_memory import SharedMemory
+from trims_predictors.endpoint.requests.infer_request import Wanted
+from trims_predictors.endpoint.requests.outputs import Output, arrange
+from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.core.errors import CallerError

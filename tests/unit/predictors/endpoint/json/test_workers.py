@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from trims_predictors.endpoint.bodies import TooLargeBodyError
+from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.json import child
-from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.json.process import Done, TooMuchWorkError
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.tensors import Tensor, from_array, join_bytes, to_array

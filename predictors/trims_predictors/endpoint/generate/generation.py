@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.infer_request import InferRequest, Wanted
-from trims_predictors.endpoint.request_limits import MOST_TENSORS, check_count, check_name_length
+from trims_predictors.endpoint.requests.infer_request import InferRequest, Wanted
+from trims_predictors.endpoint.requests.request_limits import MOST_TENSORS, check_count, check_name_length
 from trims_predictors.tensors import Tensor, join_bytes
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.outcomes import Outcome
+    from trims_predictors.endpoint.observe.outcomes import Outcome
 
 _W3C = TraceContextTextMapPropagator()
 _NAME = "trims-endpoint"

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
+from trims_predictors.endpoint.observe.daemon_metrics import DaemonFigures, figures
 
 from trims.control import Stats, Tier
 from trims.core.errors import DaemonAwayError

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from trims_predictors.endpoint.json.openai_requests import (
+from trims_predictors.endpoint.generate.openai_requests import (
     CHAT,
     COMPLETIONS,
     DEFAULTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trims_predictors.deployment.deployment import Answer
-from trims_predictors.endpoint.statistics import ModelStatistics
+from trims_predictors.endpoint.observe.statistics import ModelStatistics
 
 
 def answer(batch: int, *, cold: bool) -> Answer:

@@ -10,7 +10,7 @@ import pytest
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.deployment import Deployment
 from trims_predictors.deployment.key import DeploymentKey
-from trims_predictors.endpoint.labels import Labels
+from trims_predictors.endpoint.requests.labels import Labels
 
 from trims.core.errors import NotSupportedError
 from trims.manifests.serving import TensorType

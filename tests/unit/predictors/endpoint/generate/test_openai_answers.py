@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trims_predictors.endpoint.json.openai_answers import CHAT_PART, COMPLETION_PART, write_items
-from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
+from trims_predictors.endpoint.generate.openai_answers import CHAT_PART, COMPLETION_PART, write_items
+from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.tensors import Tensor, from_array, join_bytes
 
 from trims.core.errors import CallerError

@@ -13,7 +13,7 @@ from trims.core.errors import ConfigError
 from trims.trace.context import parse_context
 from trims.trace.levels import Level
 from trims.trace.spans import asked_by, is_on, span
-from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
+from trims_predictors.endpoint.observe.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import told
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from trims.core.errors import TrimsError
-    from trims_predictors.endpoint.otlp import RequestSpan, Tracing
+    from trims_predictors.endpoint.observe.otlp import RequestSpan, Tracing
 
     Spanned = AbstractContextManager["RequestSpan | None"]
 
@@ -61,7 +61,7 @@ def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
     if not is_wanted(environment):
         return None
     try:
-        from trims_predictors.endpoint.otlp import Tracing
+        from trims_predictors.endpoint.observe.otlp import Tracing
     except ImportError as error:
         raise ConfigError(
             f"OpenTelemetry's variables ask for traces, and {error.name} is missing: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trims_predictors.endpoint.request_limits import MOST_NAME_LETTERS, check_count, check_name_length
+from trims_predictors.endpoint.requests.request_limits import MOST_NAME_LETTERS, check_count, check_name_length
 
 from trims.core.errors import CallerError
 

@@ -29,7 +29,7 @@ from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor, nbytes_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from trims_predictors.endpoint.infer_request import InferRequest, SharedRange
+    from trims_predictors.endpoint.requests.infer_request import InferRequest, SharedRange
 
 _FOLDER = "/dev/shm"  # noqa: S108 - where POSIX has these objects on Linux
 #: First letters of the names of trims's own segments.

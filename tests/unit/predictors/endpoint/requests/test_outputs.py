@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from trims_predictors.endpoint.outputs import classify
+from trims_predictors.endpoint.requests.outputs import classify
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.core.errors import CallerError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trims_predictors.endpoint.generation import request_of, wants_parts
-from trims_predictors.endpoint.infer_request import InferRequest
+from trims_predictors.endpoint.generate.generation import request_of, wants_parts
+from trims_predictors.endpoint.requests.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, to_array
 
 from trims.core.errors import CallerError

@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from trims_predictors.endpoint.overview import Overview
+from trims_predictors.endpoint.observe.overview import Overview
 
 from trims.control import Device, Health, Model, Replica, Stats, Status, Tier
 from trims.control.answers import Transfer

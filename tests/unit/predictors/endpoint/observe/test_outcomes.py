@@ -8,7 +8,7 @@ import grpc
 import pytest
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.grpc.service import code_of
-from trims_predictors.endpoint.outcomes import grpc_outcome, http_outcome
+from trims_predictors.endpoint.observe.outcomes import grpc_outcome, http_outcome
 
 from trims.core.errors import BusyError, CallerError, DeadlineError, ModelNotFoundError, PredictorError
 

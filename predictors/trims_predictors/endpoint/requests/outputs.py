@@ -13,8 +13,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.infer_request import binary_by_default
-from trims_predictors.endpoint.request_limits import MOST_CLASS_TEXTS
+from trims_predictors.endpoint.requests.infer_request import binary_by_default
+from trims_predictors.endpoint.requests.request_limits import MOST_CLASS_TEXTS
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from trims_predictors.endpoint.infer_request import InferRequest, SharedRange
-    from trims_predictors.endpoint.shared_memory import Lent
+    from trims_predictors.endpoint.requests.infer_request import InferRequest, SharedRange
+    from trims_predictors.endpoint.requests.shared_memory import Lent
 
 #: Elements that are sorted in the event loop; of more, a thread finds the largest.
 _FEW_ELEMENTS = 1 << 14

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from trims_predictors.endpoint.otlp import _START, Complaints, RequestSpan, Tracing
-from trims_predictors.endpoint.outcomes import Outcome
+from trims_predictors.endpoint.observe.otlp import _START, Complaints, RequestSpan, Tracing
+from trims_predictors.endpoint.observe.outcomes import Outcome
 
 from trims.core.errors import PredictorError
 
@@ -135,7 +135,9 @@ def test_a_request_that_is_refused_is_no_failure_of_the_server() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the endpoint's log lines about traces."""
     found: list[str] = []
-    monkeypatch.setattr("trims_predictors.endpoint.otlp._log.warning", lambda text, *given: found.append(text % given))
+    monkeypatch.setattr(
+        "trims_predictors.endpoint.observe.otlp._log.warning", lambda text, *given: found.append(text % given)
+    )
     return found
 
 

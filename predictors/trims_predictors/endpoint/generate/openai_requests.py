@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.generation import FULL_TEXT, request_of
+from trims_predictors.endpoint.generate.generation import FULL_TEXT, request_of
 from trims_predictors.endpoint.json.text import load_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, NotOfferedError
 from trims_predictors.deployment.places import parse_places
-from trims_predictors.endpoint.request_limits import MOST_CLASSES, check_name_length
+from trims_predictors.endpoint.requests.request_limits import MOST_CLASSES, check_name_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

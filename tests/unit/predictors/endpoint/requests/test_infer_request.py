@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trims_predictors.endpoint.infer_request import InferRequest, SharedRange, Wanted, make_request
+from trims_predictors.endpoint.requests.infer_request import InferRequest, SharedRange, Wanted, make_request
 from trims_predictors.endpoint.status import status_of
 from trims_predictors.tensors import from_array
 

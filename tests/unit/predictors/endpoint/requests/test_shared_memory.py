@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from trims_predictors.endpoint import principals, shared_memory
-from trims_predictors.endpoint.infer_request import InferRequest, SharedRange, Wanted
-from trims_predictors.endpoint.shared_memory import MOST_REGIONS, SharedMemory
+from trims_predictors.endpoint import principals
+from trims_predictors.endpoint.requests import shared_memory
+from trims_predictors.endpoint.requests.infer_request import InferRequest, SharedRange, Wanted
+from trims_predictors.endpoint.requests.shared_memory import MOST_REGIONS, SharedMemory
 from trims_predictors.tensors import Tensor, to_array
 
 from trims.core.errors import CallerError, CapacityError, NotOfferedError, TrimsError

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.daemon_metrics import figures
-from trims_predictors.endpoint.metrics import MOST_MODELS, OTHER, PHASES, STAGES, Metrics
+from trims_predictors.endpoint.observe.daemon_metrics import figures
+from trims_predictors.endpoint.observe.metrics import MOST_MODELS, OTHER, PHASES, STAGES, Metrics
 
 from trims.control import Stats, Tier
 from trims.core.errors import BusyError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_predictors.endpoint.grpc.service import code_of
-from trims_predictors.endpoint.tracing import (
+from trims_predictors.endpoint.observe.tracing import (
     copier_of,
     grpc_span,
     http_span,
@@ -63,7 +63,7 @@ def test_what_is_not_offered_is_refused_with_the_remedy(environment: Mapping[str
 
 
 def test_packages_that_are_missing_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "trims_predictors.endpoint.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "trims_predictors.endpoint.observe.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(

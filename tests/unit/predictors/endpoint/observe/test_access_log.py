@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.endpoint.access_log import RequestLog, begin_call, call_ends, request_id
+from trims_predictors.endpoint.observe.access_log import RequestLog, begin_call, call_ends, request_id
 
 from trims import logs
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trims_predictors.endpoint import part_streams
-from trims_predictors.endpoint.part_streams import parts_of
+from trims_predictors.endpoint.requests import part_streams
+from trims_predictors.endpoint.requests.part_streams import parts_of
 from trims_predictors.tensors import Tensor, from_array
 
 from trims.core.errors import CapacityError, PredictorError

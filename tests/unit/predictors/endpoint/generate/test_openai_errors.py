@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trims_predictors.endpoint.http.openai_errors import error_of, is_openai
+from trims_predictors.endpoint.generate.openai_errors import error_of, is_openai
 
 from trims.core.errors import CallerError, ModelNotFoundError
 

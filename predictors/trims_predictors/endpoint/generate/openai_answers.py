@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.json.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
+from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, EMBEDDINGS
 from trims_predictors.endpoint.json.requests import dump, to_json
 from trims_predictors.tensors import to_array
 
