@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+from device_spares import answered, conv_net_artifact, spares, waiting
 from endpoints import Endpoint
 from looking import wait_until
 from on_device import UUID, starter
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
-IMAGE = np.linspace(-1, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
 TOTAL_BYTES = 512 << 20
 
 
@@ -46,50 +45,22 @@ def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
 @pytest.fixture
 def names(daemon: Daemon, folder: Path) -> list[str]:
     """Two models of torch on the device."""
-    from safetensors.torch import save_file
-
-    from trims.testing.torch_modules import conv_net
-
-    save_file(conv_net().state_dict(), folder / "m.safetensors")
-    artifact = {"path": str(folder / "m.safetensors"), "options": {"module": "trims.testing.torch_modules:conv_net"}}
+    artifact = conv_net_artifact(folder)
     for name in ("m", "n"):
         manifest = {"name": name, "artifact": artifact, "framework": {"name": "torch"}, "residency": {"place": "gpu"}}
         daemon.registry.put(manifest, str(folder))
     return ["m", "n"]
 
 
-def ask(endpoint: Endpoint, name: str = "m") -> tuple[int, dict[str, Any]]:
-    tensor = {"name": "image", "shape": list(IMAGE.shape), "datatype": "FP32", "data": IMAGE.ravel().tolist()}
-    status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", {"inputs": [tensor]})
-    return status, answer
-
-
-def answered(endpoint: Endpoint, name: str = "m") -> dict[str, Any]:
-    status, answer = ask(endpoint, name)
-    assert status == 200, answer
-    found: dict[str, Any] = answer["parameters"]
-    return found
-
-
-def spares(endpoint: Endpoint) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = endpoint.ask("GET", "/state")[1]["device_spares"]
-    return found
-
-
-def waiting(endpoint: Endpoint, number: int = 1) -> list[dict[str, Any]]:
-    wait_until(lambda: len(spares(endpoint)) == number, f"there are not {number} spares on the device")
-    return spares(endpoint)
-
-
 def test_a_request_without_a_process_takes_a_spare_that_has_a_context(endpoint: Endpoint, names: list[str]) -> None:
     first = answered(endpoint, names[0])
     assert first["predictor"] != "device_spare"
-    (spare,) = waiting(endpoint)
+    (spare,) = waiting(endpoint, "m")
     assert (spare["place"], spare["framework"], spare["model"]) == ("gpu:0", "torch", "m")
     assert spare["bytes"] == CONTEXT_BYTES
     second = answered(endpoint, names[0])
     assert (second["predictor"], second["place"]) == ("device_spare", "gpu:0")
-    waiting(endpoint)
+    waiting(endpoint, "m")
     assert answered(endpoint, names[1])["predictor"] != "device_spare", "code of the other model was in it"
 
 
@@ -97,7 +68,7 @@ def test_spares_are_shown_with_their_bytes(
     daemon: Daemon, endpoint: Endpoint, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answered(endpoint, names[0])
-    (spare,) = waiting(endpoint)
+    (spare,) = waiting(endpoint, "m")
     labels = '{framework="torch",place="gpu:0"}'
     metrics = endpoint.metrics()
     assert metrics[f"trims_device_spares{labels}"] == 1
@@ -126,5 +97,5 @@ def test_text_is_rehearsed_and_a_spare_of_its_library_answers(daemon: Daemon, en
         status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", {"inputs": [text]})
         assert status == 200, answer
         found.append(answer["parameters"]["predictor"])
-        waiting(endpoint)
+        wait_until(lambda: len(spares(endpoint)) == 1, "there is not one spare on the device")
     assert found[1:] == ["device_spare", "device_spare"], found

@@ -7,8 +7,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import device_cases
-import numpy as np
 import pytest
+from device_spares import answered, ask, conv_net_artifact, spares, waiting
 from endpoints import Endpoint, is_gone
 from looking import leases, restart, wait_until
 from on_device import OTHER_UUID, UUID
@@ -50,12 +50,7 @@ def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
 @pytest.fixture
 def register(daemon: Daemon, folder: Path) -> Callable[..., str]:
     """Register a model of torch on the first device; with `fails` its predictor fails on order."""
-    from safetensors.torch import save_file
-
-    from trims.testing.torch_modules import conv_net
-
-    save_file(conv_net().state_dict(), folder / "m.safetensors")
-    artifact = {"path": str(folder / "m.safetensors"), "options": {"module": "trims.testing.torch_modules:conv_net"}}
+    artifact = conv_net_artifact(folder)
 
     def put(name: str, *, fails: bool = False) -> str:
         fields = device_cases.manifest(folder) if fails else {"artifact": artifact, "framework": {"name": "torch"}}
@@ -63,30 +58,6 @@ def register(daemon: Daemon, folder: Path) -> Callable[..., str]:
         return name
 
     return put
-
-
-def ask(endpoint: Endpoint, name: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
-    image = np.linspace(-1, 1, 48).tolist()
-    tensor = {"name": "image", "shape": [1, 3, 4, 4], "datatype": "FP32", "data": image}
-    status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", {"inputs": [tensor], "parameters": parameters})
-    return status, answer
-
-
-def answered(endpoint: Endpoint, name: str, **parameters: Any) -> dict[str, Any]:
-    status, answer = ask(endpoint, name, **parameters)
-    assert status == 200, answer
-    found: dict[str, Any] = answer["parameters"]
-    return found
-
-
-def spares(endpoint: Endpoint) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = endpoint.ask("GET", "/state")[1]["device_spares"]
-    return found
-
-
-def waiting(endpoint: Endpoint, *models: str) -> list[dict[str, Any]]:
-    wait_until(lambda: sorted(each["model"] for each in spares(endpoint)) == sorted(models), f"not {models} wait")
-    return spares(endpoint)
 
 
 def kill(spare: dict[str, Any]) -> None:

@@ -20,10 +20,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.core.errors import TrimsError
 from trims.core.place import TierKind
 from trims_predictors.deployment.deployment import is_device, warm_message
-from trims_predictors.tasks import Background
+from trims_predictors.warm.spares import Spare, Spares, remember
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Deployment, Settings
     from trims_predictors.deployment.key import DeploymentKey
+    from trims_predictors.warm.spares import Rehearsals
     from trims_predictors.warm.warm_pool import WarmPool
-    from trims_predictors.warm.warmup_inputs import Rehearsals
 
 _log = logging.getLogger(__name__)
 #: How a predictor was had that has been such a spare.
@@ -45,8 +45,6 @@ ASSUMED_BYTES = 650 << 20
 _CHECK_S = 1.0
 #: Seconds between two looks at what is free on devices.
 _LOOK_S = 5.0
-#: Kinds that are remembered.
-_MOST_KINDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +71,19 @@ class _Latest:
     pid: int
 
 
-@dataclass(eq=False, slots=True)
-class _Spare:
+@dataclass(eq=False)
+class _DeviceSpare(Spare):
     kind: _Kind
-    model: str
-    process: PredictorProcess
-    identities: object
+    image: Sequence[str]
     nbytes: int = 0
 
 
-class DeviceSpares:
-    """Has processes wait on devices. Used in the pool's event loop.
+class DeviceSpares(Spares[_DeviceSpare]):
+    """Has processes wait on devices.
 
     Args:
         warm_pool: Starts their processes, and counts their memory on the host.
-        settings: Of the pool.
+        settings: Settings of the pool.
         rehearsals: Inputs that predictors got last.
         images: Deployment -> key and place of the image that its predictors have opened.
 
@@ -102,8 +98,7 @@ class DeviceSpares:
         rehearsals: Rehearsals,
         images: Mapping[DeploymentKey, Sequence[str]],
     ) -> None:
-        self._warm_pool = warm_pool
-        self._settings = settings
+        super().__init__(warm_pool, settings, _LOOK_S)
         self._rehearsals = rehearsals
         self._images = images
         self.devices: Callable[[], Awaitable[Sequence[Device]]] | None = None
@@ -111,15 +106,8 @@ class DeviceSpares:
         self._latest: dict[_Kind, _Latest] = {}
         #: Kinds that shall have a spare, those of the latest loads first.
         self._wanted: list[_Kind] = []
-        #: Kinds of which no spare can be made, until their next load.
-        self._failed: set[_Kind] = set()
-        self._waiting: list[_Spare] = []
         #: Bytes of a process on a device, by framework.
         self._counted: dict[str, int] = {}
-        self._making = False
-        self._looking: asyncio.TimerHandle | None = None
-        self._background = Background("device spares")
-        self._closing = False
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -128,11 +116,8 @@ class DeviceSpares:
         place = self.place_of(deployment)
         while place and (spare := self._next(deployment, place)) is not None:
             self._waiting.remove(spare)
-            process = spare.process
-            if not self._warm_pool.unshelve(process) or process.dying:
-                continue
-            if spare.identities != self._warm_pool.identities():
-                process.kill("a file or folder that is hidden from it was replaced")
+            process = self._released(spare)
+            if process is None:
                 continue
             try:
                 await process.ask({"op": "check"}, deadline_s=_CHECK_S)
@@ -149,7 +134,7 @@ class DeviceSpares:
         found = (deployment.place or deployment.home) if image is None else image[1]
         return found if is_device(found) else ""
 
-    def _next(self, deployment: Deployment, place: str) -> _Spare | None:
+    def _next(self, deployment: Deployment, place: str) -> _DeviceSpare | None:
         """Return the spare that suits a model best: its own, else one that has loaded no user's code."""
         fitting = [
             each
@@ -166,11 +151,8 @@ class DeviceSpares:
         if not self._settings.device_spares or not is_device(image[1]):
             return
         kind = _kind_of(deployment, image[1])
-        self._latest.pop(kind, None)
-        self._latest[kind] = _Latest(deployment, image, process.pid)
-        self._failed.discard(kind)
-        if len(self._latest) > _MOST_KINDS:  # of models that were registered again and again
-            self._forget(next(iter(self._latest)))
+        remember(self._latest, kind, _Latest(deployment, image, process.pid))
+        self._failed = {each for each in self._failed if each in self._latest and each != kind}
         self._wanted = self._chosen()
         if deployment.environment.framework not in self._counted and self.devices is not None:
             self._background.start(self._devices())  # while the process is there, which shows what one takes
@@ -179,14 +161,11 @@ class DeviceSpares:
         """End the spares that have code of a model which was changed, unloaded or removed."""
         owner = key.of_model()  # spares without one serve more models than this
         for kind in [each for each in self._latest if each.owner == owner]:
-            self._forget(kind)
+            del self._latest[kind]
+            self._failed.discard(kind)
         self._wanted = self._chosen()
         for spare in [each for each in self._waiting if each.kind.owner == owner]:
             self._drop(spare, "its model was changed or unloaded")
-
-    def _forget(self, kind: _Kind) -> None:
-        del self._latest[kind]
-        self._failed.discard(kind)
 
     async def make_way(self, place: str | None = None) -> bool:
         """End the spare that has waited longest on a device, whose memory is needed. False if there is none.
@@ -209,47 +188,32 @@ class DeviceSpares:
                 "framework": spare.kind.environment.framework,
                 "pid": spare.process.pid,
                 "bytes": spare.nbytes,
-                "model": spare.model,
+                "model": spare.deployment.subject,
             }
             for spare in self._waiting
         ]
 
     # -- making them -----------------------------------------------------------------------------------------------
 
-    def tend(self) -> None:
-        """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
-        if not (self._wanted or self._waiting) or self._making or self._closing or self.devices is None:
-            return
-        if self._waiting or self._missing():
-            self._making = True
-            self._background.start(self._tend())
+    def _has_work(self) -> bool:
+        return self.devices is not None and bool(self._waiting or self._missing())
 
-    async def _tend(self) -> None:
-        try:
-            await self._warm_pool.calm()
-            while (devices := await self._look()) is not None:
-                kind = next((each for each in self._missing() if self._has_room(each, devices)), None)
-                if kind is None:
-                    return
-                await self._make(kind)
-        finally:
-            self._making = False
-            if self._looking is not None:
-                self._looking.cancel()
-            again = bool(self._waiting or self._missing()) and not self._closing
-            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self.tend) if again else None
+    def _looks_again(self) -> bool:
+        return self._has_work()
 
-    async def _look(self) -> Mapping[str, Device] | None:
-        """Return the devices by place, once spares that are too many have ended; None if they cannot be seen now."""
-        while True:
-            devices = await self._devices()
-            if devices is None:
-                return None
+    async def _choose(self) -> _DeviceSpare | None:
+        while (devices := await self._devices()) is not None:
             spare, why = self._one_too_many(devices)
             if spare is None:
-                return devices
+                break
             self._drop(spare, why)
             await asyncio.shield(spare.process.ended)
+        kind = next((each for each in self._missing() if self._has_room(each, devices or {})), None)
+        if kind is None:
+            return None
+        latest, identities = self._latest[kind], self._warm_pool.identities()
+        called = f"spare on {kind.place} for {latest.deployment.subject}"
+        return _DeviceSpare(kind, called, latest.deployment, identities, kind, latest.image)
 
     async def _devices(self) -> Mapping[str, Device] | None:
         """Return the devices by place, and note what processes have of them; None if they cannot be seen now."""
@@ -274,7 +238,7 @@ class DeviceSpares:
     def _bytes_of(self, kind: _Kind) -> int:
         return self._counted.get(kind.environment.framework, ASSUMED_BYTES)
 
-    def _one_too_many(self, devices: Mapping[str, Device]) -> tuple[_Spare | None, str]:
+    def _one_too_many(self, devices: Mapping[str, Device]) -> tuple[_DeviceSpare | None, str]:
         """Return a spare that must end, and why: the one that has waited longest where room is short."""
         for spare in self._waiting:
             device = devices.get(spare.kind.place)
@@ -304,58 +268,23 @@ class DeviceSpares:
         fits = device is not None and not device.trouble and _room_bytes(device) >= self._bytes_of(kind)
         return fits and self._warm_pool.has_room_for_hot(kind.environment)
 
-    async def _make(self, kind: _Kind) -> None:
-        """Make one spare. What fails is logged: without it, a request has a fork of the template."""
-        latest, identities = self._latest[kind], self._warm_pool.identities()
-        deployment, process = latest.deployment, None
-        try:
-            process = await self._warm_pool.make(kind.environment)
-            await self._warm_pool.calm()
-            given, settings = self._rehearsals.of(deployment.key), self._settings
-            message = warm_message(deployment, latest.image, given, settings.most_predictor_bytes)
-            answer = await process.ask(message, deadline_s=settings.load_deadline_s)
-        except (TrimsError, OSError) as error:
+    async def _prepare(self, spare: _DeviceSpare) -> bool:
+        deployment, kind, settings = spare.deployment, spare.kind, self._settings
+        given = self._rehearsals.of(deployment.key)
+        message = warm_message(deployment, spare.image, given, settings.most_predictor_bytes)
+        answer = await spare.process.ask(message, deadline_s=settings.load_deadline_s)
+        if not answer["free"]:
             self._failed.add(kind)
-            level = logging.DEBUG if isinstance(error, ModelNotFoundError) else logging.WARNING
-            _log.log(level, "no spare on %s for %s: %s", kind.place, deployment.subject, error)
-            if process is not None:
-                process.kill("it was to be a spare on a device, and could not be warmed")
-            return
-        if not answer["free"] or self._closing or process.dying or kind not in self._latest:
-            if not answer["free"]:
-                self._failed.add(kind)
-                _log.warning(
-                    "%s has no spares on %s: its code keeps weights after `unload`, and a spare would hold their lease",
-                    deployment.subject, kind.place,
-                )  # fmt: skip
-            process.kill("it is not needed any more")
-            return
-        spare = _Spare(kind, deployment.subject, process, identities, self._bytes_of(kind))
-        self._waiting.append(spare)
-        self._warm_pool.shelve(process)
-        process.going.add_done_callback(lambda _: self._gone(spare))
+            _log.warning(
+                "%s has no spares on %s: its code keeps weights after `unload`, and a spare would hold their lease",
+                deployment.subject, kind.place,
+            )  # fmt: skip
+        if not answer["free"] or spare.process.dying or kind not in self._latest:
+            spare.process.kill("it is not needed any more")
+            return False
+        spare.nbytes = self._bytes_of(kind)
         self._warm_pool.teach(kind.environment, [*deployment.preload, *answer["imported"]])
-
-    def _drop(self, spare: _Spare, why: str) -> None:
-        self._waiting.remove(spare)
-        if self._warm_pool.unshelve(spare.process):
-            _log.info("a spare on %s (process %d) ends: %s", spare.kind.place, spare.process.pid, why)
-            spare.process.kill(why)
-
-    def _gone(self, spare: _Spare) -> None:
-        """Note that the process of a spare ends by itself, or for its memory on the host."""
-        if spare in self._waiting:
-            self._waiting.remove(spare)
-            self._failed.add(spare.kind)  # until the next load: it may end each time
-            _log.info("a spare on %s (process %d) ended while it waited", spare.kind.place, spare.process.pid)
-
-    async def close(self) -> None:
-        """Make no more. Their processes are the warm pool's to end."""
-        self._closing = True
-        if self._looking is not None:
-            self._looking.cancel()
-        self._background.cancel()
-        await self._background.wait()
+        return True
 
 
 def _kind_of(deployment: Deployment, place: str) -> _Kind:

@@ -7,26 +7,25 @@ lease nor the memory of the weights (`trims_client.mapping.suspended`). At its u
 stands for other weights by now, or they lie elsewhere, the hot spare ends, and the request has a predictor as if there
 had been none.
 
-Which models have some is decided by `demand`. One is made at a time, only of weights that are resident, and only if
-there is room for it; the warm pool counts its memory and ends it before anything else.
+Which models have some is decided by `Demand`. One is made only of weights that are resident, and only if there is
+room for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.core.errors import TrimsError
 from trims_predictors.deployment.deployment import is_device, load_message
-from trims_predictors.tasks import Background
-from trims_predictors.warm.arrival_rates import Demand
-from trims_predictors.warm.warmup_inputs import Rehearsals
+from trims_predictors.warm.spares import Rehearsals, Spare, Spares, remember
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
@@ -37,41 +36,92 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds for the daemon and the process together, to give a lease back.
 _PARK_S = 10.0
-#: Lines of which the image is remembered.
-_MOST_IMAGES = 4096
 #: Seconds between two looks whether models have cooled.
 _LOOK_S = 10.0
 #: Signals that end a process which has read what is parked.
 _OF_READING = ("SIGSEGV", "SIGBUS")
+#: Demand for new predictors: each start of a predictor counts one, and each count halves in so many seconds.
+HALF_LIFE_S = 120.0
+#: Counts at which a model becomes hot (three starts within about two minutes), below which it cools, and at most.
+ENTER, STAY, MOST = 2.9, 1.0, 8.0
+#: Factor by which another model's count has to be larger to take a hot model's place.
+_ADVANTAGE = 2.0
+#: Below this a model counts as never seen.
+_NOTHING = 0.01
 
 
-@dataclass(eq=False, slots=True)
-class _HotSpare:
-    """One of them, from the start of its process to its use or end.
+class Demand:
+    """Counts the starts of predictors by model, and chooses which models are hot; the caller brings the clock.
 
-    Attributes:
-        deployment: Of its model.
-        identities: What was hidden from its process at its start.
-        loads: Whether it has begun to load, so that a request is served sooner by it than by a new process.
-        claimed: Whether a request waits for it to be loaded.
-        ready: True once it can be used, False if it will not be.
+    Models whose requests come a little apart stay in, because `STAY` is below `ENTER`. Each cools within `HALF_LIFE_S`
+    times log2 of `MOST` seconds after its last start. Where more are hot than there is room for, one that is in keeps
+    its place until another one's count is twice as large.
     """
 
-    deployment: Deployment
-    identities: object
+    def __init__(self) -> None:
+        #: Model -> its count, and when that was right.
+        self._counts: dict[str, tuple[float, float]] = {}
+        self._hot: frozenset[str] = frozenset()
+
+    def started(self, model: str, now_s: float) -> None:
+        """A request needed a new predictor of the model."""
+        self._counts[model] = (min(self.count(model, now_s) + 1.0, MOST), now_s)
+
+    def count(self, model: str, now_s: float) -> float:
+        """Starts of late, each worth half after `HALF_LIFE_S`."""
+        count, at_s = self._counts.get(model, (0.0, now_s))
+        return count * math.pow(0.5, max(0.0, now_s - at_s) / HALF_LIFE_S)
+
+    def choose(self, stated: Mapping[str, int | None], most: int, now_s: float) -> dict[str, int]:
+        """Return how many hot spares each model shall have; models without any are left out.
+
+        Args:
+            stated: Models that may have some -> how many their manifests state; None for by demand.
+            most: Of all together. Stated ones come first: one for each model, then the rest.
+            now_s: On the clock of `started`.
+        """
+        self._counts = {model: at for model, at in self._counts.items() if self.count(model, now_s) > _NOTHING}
+        chosen = _shared_out({model: number for model, number in stated.items() if number}, most)
+        found = [model for model, number in stated.items() if number is None and self._is_hot(model, now_s)]
+        found.sort(key=lambda model: (-self._weight(model, now_s), model))
+        hot = found[: max(0, most - sum(chosen.values()))]
+        self._hot = frozenset(hot)
+        return {**chosen, **dict.fromkeys(hot, 1)}
+
+    def _is_hot(self, model: str, now_s: float) -> bool:
+        return self.count(model, now_s) >= (STAY if model in self._hot else ENTER)
+
+    def _weight(self, model: str, now_s: float) -> float:
+        return self.count(model, now_s) * (_ADVANTAGE if model in self._hot else 1.0)
+
+
+def _shared_out(wanted: Mapping[str, int], most: int) -> dict[str, int]:
+    """Share out `most` hot spares: one for each model by name, then the rest by name."""
+    chosen = dict.fromkeys(sorted(wanted)[:most], 1)
+    for model in chosen:
+        chosen[model] += min(wanted[model] - 1, most - sum(chosen.values()))
+    return chosen
+
+
+@dataclass(eq=False)
+class _HotSpare(Spare):
+    """Spare that has loaded a model.
+
+    Attributes:
+        ready: True once it can be used, False if it will not be.
+        loaded: Answer of its process when it had loaded the model.
+    """
+
     ready: asyncio.Future[bool]
-    process: PredictorProcess | None = None
     loaded: Message = field(default_factory=dict)
-    loads: bool = False
-    claimed: bool = False
 
 
-class HotSpares:
-    """Has predictors loaded ahead of need. Used in the pool's event loop.
+class HotSpares(Spares[_HotSpare]):
+    """Has predictors loaded ahead of need.
 
     Args:
-        warm pool: Starts their processes, and counts their memory.
-        settings: Of the pool.
+        warm_pool: Starts their processes, and counts their memory.
+        settings: Settings of the pool.
         count: Counts events by name.
         clock: Seconds that only grow.
     """
@@ -83,8 +133,7 @@ class HotSpares:
         count: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._warm_pool = warm_pool
-        self._settings = settings
+        super().__init__(warm_pool, settings, _LOOK_S)
         self._count = count
         self._clock = clock
         self._demand = Demand()
@@ -93,15 +142,10 @@ class HotSpares:
         self._deployments: dict[str, Deployment] = {}
         #: Deployment -> key and place of the image that its predictors have opened.
         self.images: dict[DeploymentKey, list[str]] = {}
-        #: Lines whose models cannot wait like this; and those that failed since their last start.
+        #: Deployments whose models cannot wait like this.
         self._unfit: set[DeploymentKey] = set()
-        self._failed: set[DeploymentKey] = set()
-        self._waiting: list[_HotSpare] = []
-        self._making: _HotSpare | None = None
-        self._background = Background("hot spares")
-        self._tending = False
-        self._again: asyncio.TimerHandle | None = None
-        self._closing = False
+        #: The spare that is loading, by which a request is served sooner than by a new process.
+        self._loading: _HotSpare | None = None
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -116,55 +160,46 @@ class HotSpares:
         self._deployments[deployment.subject] = deployment
         self._failed.discard(deployment.key)
         while (hot := await self._next(deployment)) is not None:
-            woken = await self._woken(hot)
-            if woken is not None:
-                assert hot.process is not None, "it is ready"
-                hot.process.how = "hot"
-                return hot.process, woken
+            process = self._released(hot)
+            if process is not None and (woken := await self._woken(hot, process)) is not None:
+                process.how = "hot"
+                return process, woken
         return None
 
     async def _next(self, deployment: Deployment) -> _HotSpare | None:
         for hot in self._waiting:
-            if hot.deployment.key == deployment.key:
+            if hot.key == deployment.key:
                 self._waiting.remove(hot)
                 return hot
-        making = self._making
-        if making is None or making.deployment.key != deployment.key or making.claimed:
+        loading = self._loading
+        if loading is None or loading.key != deployment.key or loading.claimed:
             return None
-        if (
-            not making.loads
-        ):  # a spare or a fork is sooner; it goes on, or steady requests would keep it from being made
-            return None
-        making.claimed = True
-        return making if await asyncio.shield(making.ready) else None
+        loading.claimed = True
+        return loading if await asyncio.shield(loading.ready) else None
 
-    async def _woken(self, hot: _HotSpare) -> Message | None:
+    async def _woken(self, hot: _HotSpare, process: PredictorProcess) -> Message | None:
         """Have it take its weights again. None if it is of no use; then it is ended."""
-        process = hot.process
-        assert process is not None, "it is ready"
-        if not hot.claimed and not self._warm_pool.unshelve(process):
-            return None  # it ends already
-        if process.dying or hot.identities != self._warm_pool.identities():
-            process.kill("a file or folder that is hidden from it was replaced")
-            return None
         try:
             wake = {"op": "wake", "deadline_s": None}  # a new predictor waits for what this one lacks
             woken = await process.ask(wake, deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:  # a new predictor meets the same, and its client gets the error
-            self._end(process, f"it could not wake: {error}")
+            self._unused(hot, f"it could not wake: {error}")
             return None
         if not woken["same"]:
-            self._end(process, "its model or the place of its weights has changed")
-            for other in [each for each in self._waiting if each.deployment.key == hot.deployment.key]:
-                self._drop(other)  # it would find the same
+            self._unused(hot, "its model or the place of its weights has changed")
+            self._drop_all(hot.deployment.key, "another one has found its model changed")
             return None
         stages = {**woken["stages"], "load_s": 0.0}
         return {**hot.loaded, "place": woken["place"], "warm": woken["warm"], "stages": stages}
 
-    def _end(self, process: PredictorProcess, why: str) -> None:
-        _log.info("a hot spare (process %d) is not used: %s", process.pid, why)
+    def _unused(self, hot: _HotSpare, why: str) -> None:
+        _log.info("a %s (process %d) is not used: %s", hot.called, hot.process.pid, why)
         self._count("hot_unused")
-        self._background.start(process.end())
+        self._end(hot, why)
+
+    def _drop_all(self, key: DeploymentKey, why: str) -> None:
+        for hot in [each for each in self._waiting if each.key == key]:
+            self._drop(hot, why)
 
     # -- what there is to know -------------------------------------------------------------------------------------
 
@@ -172,10 +207,7 @@ class HotSpares:
         """A predictor of the model has loaded it: hot spares open the same image."""
         image = answer.get("image")
         if isinstance(image, list) and len(image) == 2 and all(isinstance(each, str) for each in image):
-            self.images.pop(deployment.key, None)
-            self.images[deployment.key] = image
-            if len(self.images) > _MOST_IMAGES:  # of models that were registered again and again
-                del self.images[next(iter(self.images))]
+            remember(self.images, deployment.key, image)
 
     def ran(self, deployment: Deployment, answer: Message, run_s: float) -> None:
         """A predictor of the model has answered, which took `run_s` seconds."""
@@ -197,10 +229,9 @@ class HotSpares:
         self.rehearsals.forget(key)
         self._unfit.discard(key)
         self._failed.discard(key)
-        if self._making is not None and self._making.deployment.key == key:
-            self._give_up(self._making, "its model was changed or unloaded")
-        for hot in [each for each in self._waiting if each.deployment.key == key]:
-            self._drop(hot)
+        if self._loading is not None and self._loading.key == key:
+            self._loading.process.kill("its model was changed or unloaded")
+        self._drop_all(key, "its model was changed or unloaded")
 
     def report(self) -> dict[str, int]:
         """Return how many hot spares wait for each model."""
@@ -211,39 +242,22 @@ class HotSpares:
 
     # -- making them -----------------------------------------------------------------------------------------------
 
-    def tend(self) -> None:
-        """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
-        if self._deployments and not self._tending and not self._closing:
-            self._tending = True
-            self._background.start(self._tend())
+    def _has_work(self) -> bool:
+        return bool(self._deployments)
 
-    async def _tend(self) -> None:
-        try:
-            while True:
-                await self._warm_pool.calm()
-                wanted = self._wanted()
-                self._end_surplus(wanted)
-                deployment = self._missing(wanted)
-                if deployment is None:
-                    return
-                await self._make(deployment)
-        finally:
-            self._tending = False
-            if self._again is not None:
-                self._again.cancel()
-            loop = asyncio.get_running_loop()
-            self._again = loop.call_later(_LOOK_S, self.tend) if self._waiting and not self._closing else None
-
-    def _wanted(self) -> dict[str, int]:
+    async def _choose(self) -> _HotSpare | None:
         stated = {model: deployment.hot for model, deployment in self._deployments.items()}
-        return self._demand.choose(stated, self._settings.hot_spares, self._clock())
-
-    def _end_surplus(self, wanted: dict[str, int]) -> None:
+        wanted = self._demand.choose(stated, self._settings.hot_spares, self._clock())
         left = dict(wanted)
         for hot in list(self._waiting):
             left[hot.deployment.subject] = left.get(hot.deployment.subject, 0) - 1
             if left[hot.deployment.subject] < 0:
-                self._drop(hot)
+                self._drop(hot, "its model is in demand no more")
+        deployment = self._missing(wanted)
+        if deployment is None:
+            return None
+        ready, called = asyncio.get_running_loop().create_future(), f"hot spare of {deployment.model}"
+        return _HotSpare(deployment.key, called, deployment, self._warm_pool.identities(), ready)
 
     def _missing(self, wanted: dict[str, int]) -> Deployment | None:
         """The deployment of a model that has fewer than wanted, and for which one more can be made now."""
@@ -259,45 +273,35 @@ class HotSpares:
                 return deployment
         return None
 
-    async def _make(self, deployment: Deployment) -> None:
-        hot = _HotSpare(deployment, self._warm_pool.identities(), asyncio.get_running_loop().create_future())
-        self._making = hot
+    async def _prepare(self, spare: _HotSpare) -> bool:
+        self._loading = spare
         try:
-            await self._load(hot)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - without it, requests have other predictors
-            self._note(hot, error)
-            if hot.process is not None:
-                hot.process.kill("it was to be a hot spare, and could not be loaded")
+            return await self._load(spare, spare.process)
         finally:
-            self._making = None
-            if not hot.ready.done():
-                hot.ready.set_result(False)
+            self._loading = None
+            if not spare.ready.done():
+                spare.ready.set_result(False)
 
-    async def _load(self, hot: _HotSpare) -> None:
-        deployment, settings = hot.deployment, self._settings
-        hot.process = process = await self._warm_pool.make(deployment.environment)
-        await self._warm_pool.calm()
-        if hot.ready.done():  # given up meanwhile
-            process.kill("it is not needed any more")
-            return
-        hot.loads = True
+    def _is_wanted(self, spare: _HotSpare) -> bool:
+        """Return whether its model was neither changed nor unloaded since it was begun."""
+        known = self._deployments.get(spare.deployment.subject)
+        return known is not None and known.key == spare.key
+
+    async def _load(self, spare: _HotSpare, process: PredictorProcess) -> bool:
+        deployment, settings = spare.deployment, self._settings
         message = {**load_message(deployment, settings.most_predictor_bytes), "image": self.images.get(deployment.key)}
-        hot.loaded = await process.ask(message, deadline_s=settings.load_deadline_s)
-        self.loaded(deployment, hot.loaded)
-        if not hot.claimed and not await self._rehearsed(hot, process):
-            return
-        if not hot.claimed:
+        spare.loaded = await process.ask(message, deadline_s=settings.load_deadline_s)
+        self.loaded(deployment, spare.loaded)
+        if not spare.claimed and not await self._rehearsed(spare, process):
+            return False
+        if not spare.claimed:
             await process.ask({"op": "park"}, deadline_s=_PARK_S)
-        if hot.ready.done() or process.dying:
+        if process.dying or not self._is_wanted(spare):
             process.kill("it is not needed any more")
-            return
-        if not hot.claimed:
-            self._warm_pool.shelve(process)
-            process.going.add_done_callback(lambda _: self._gone(hot))
-            self._waiting.append(hot)
-        hot.ready.set_result(True)
+            return False
+        if spare.claimed:
+            spare.ready.set_result(True)
+        return not spare.claimed
 
     async def _rehearsed(self, hot: _HotSpare, process: PredictorProcess) -> bool:
         """Have it do what a first run does. False if it failed in that: it is ended, and the next one does without."""
@@ -310,63 +314,36 @@ class HotSpares:
         try:
             await process.ask({"op": "rehearse", "given": given}, deadline_s=deadline_s)
         except TrimsError as error:
-            if not hot.ready.done():
+            if self._is_wanted(hot):
                 self.rehearsals.refuse(key)
                 _log.warning("hot spares of %s run nothing before their first request: %s", hot.deployment.model, error)
             process.kill("its rehearsal failed")
             return False
         return True
 
-    def _note(self, hot: _HotSpare, error: Exception) -> None:
-        if hot.ready.done():  # it was given up, and its process killed
+    def _note(self, spare: _HotSpare, error: Exception) -> None:
+        if not self._is_wanted(spare):  # its process was killed
             return
-        key, why = hot.deployment.key, str(error)
-        self._failed.add(key)
         if getattr(error, "code", "") == "not_supported" or not isinstance(error, TrimsError | OSError):
-            self._unfit.add(key)
-        if isinstance(error, ModelNotFoundError):  # its weights were evicted: a request has them loaded again
-            _log.debug("no hot spare of %s: %s", hot.deployment.model, why)
-        else:
-            _log.warning("no hot spare of %s: %s", hot.deployment.model, why)
+            self._unfit.add(spare.deployment.key)
+        super()._note(spare, error)
 
-    def _give_up(self, hot: _HotSpare, why: str) -> None:
-        if not hot.ready.done():
-            hot.ready.set_result(False)
-        if hot.process is not None:
-            hot.process.kill(why)
+    def _end(self, spare: _HotSpare, why: str) -> None:
+        """Have a process unload its model and end: nothing waits for what it holds."""
+        del why
+        self._background.start(spare.process.end())
 
-    def _drop(self, hot: _HotSpare) -> None:
-        self._waiting.remove(hot)
-        if hot.process is not None and self._warm_pool.unshelve(hot.process):
-            self._background.start(hot.process.end())
+    def _gone(self, spare: _HotSpare) -> None:
+        if spare in self._waiting:
+            spare.process.ended.add_done_callback(lambda ended: self._note_end(spare, ended.result()))
+        super()._gone(spare)
 
-    def _gone(self, hot: _HotSpare) -> None:
-        """Note that the process of a hot spare ends: by itself, for its memory, or because it was used."""
-        if hot in self._waiting:
-            self._waiting.remove(hot)
-            self._failed.add(
-                hot.deployment.key
-            )  # until the next request that needs a predictor: it may do so each time
-            _log.info("a hot spare of %s ended while it waited", hot.deployment.model)
-            if hot.process is not None:
-                hot.process.ended.add_done_callback(lambda ended: self._note_end(hot.deployment, ended.result()))
-
-    def _note_end(self, deployment: Deployment, why: str) -> None:
-        """A class that reads its weights while they are parked dies of it each time: no more are made of its model."""
-        if any(signal in why for signal in _OF_READING):
-            self._unfit.add(deployment.key)
+    def _note_end(self, spare: _HotSpare, how: str) -> None:
+        """Make no more spares of a model whose class reads its weights while they are parked: it dies each time."""
+        if any(signal in how for signal in _OF_READING):
+            self._unfit.add(spare.deployment.key)
             _log.warning(
-                "a hot spare of %s read its weights while it waited (%s), so no more are made; a class that does so "
-                "between `load` and `predict` states `hot: 0`",
-                deployment.model, why,
+                "a %s read its weights while it waited (%s), so no more are made; a class that does so between `load` "
+                "and `predict` states `hot: 0`",
+                spare.called, how,
             )  # fmt: skip
-
-    # -- the end ---------------------------------------------------------------------------------------------------
-
-    async def close(self) -> None:
-        """Make no more. Their processes are the warm pool's to end."""
-        self._closing = True
-        if self._again is not None:
-            self._again.cancel()
-        self._background.cancel()
-        await self._background.wait()

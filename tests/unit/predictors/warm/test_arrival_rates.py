@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trims_predictors.warm.arrival_rates import ENTER, HALF_LIFE_S, MOST, STAY, Demand
+from trims_predictors.warm.hot_spares import ENTER, HALF_LIFE_S, MOST, STAY, Demand
 
 BY_DEMAND = {"a": None, "b": None}
 

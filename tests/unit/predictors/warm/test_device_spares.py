@@ -11,7 +11,7 @@ from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.deployment import Deployment, Settings
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.warm.device_spares import ASSUMED_BYTES, DEVICE_SPARE, DeviceSpares
-from trims_predictors.warm.warmup_inputs import Rehearsals
+from trims_predictors.warm.spares import Rehearsals
 
 from trims.control import Device
 from trims.core.errors import DaemonAwayError, DeviceLostError, NoSpaceError

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register
 from in_namespaces import namespaces
+from nursing import until
 from trims_predictors.sandbox.sandbox import NAMESPACES, choose
 from trims_predictors.tensors import from_array
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
@@ -37,11 +38,6 @@ def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 
 def pid(answer: Answer) -> int:
     return int(arrays(answer)["pid"][0])
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 async def settled(driver: Driver) -> None:
@@ -77,7 +73,6 @@ def test_a_model_in_steady_demand_gets_a_hot_spare_that_one_request_uses_up(mode
         assert [answer.how for answer in answers] == ["forked"] * 3
         assert driver.pool.report()["hot"] == {"m": 1}
         waiting = driver.pool.hot._waiting[0].process
-        assert waiting is not None
         answer = await driver.ask(x=[1.0, 2.0])
         assert arrays(answer)["y"].tolist() == [2.0, 4.0]
         assert (answer.how, answer.cold, answer.place, answer.warm) == ("hot", True, "cpu", True)
@@ -159,7 +154,6 @@ def test_hot_spares_end_when_their_model_is_registered_again(model: Daemon, chec
     async def work(driver: Driver) -> None:
         await heated(driver)
         waiting = driver.pool.hot._waiting[0].process
-        assert waiting is not None
         predictor = {"call": "own_predictors:Held", "options": {"bias": 5.0}}
         await in_thread(lambda: register(model, checkpoint, predictor=predictor))
         while arrays(answer := await driver.ask(x=[1.0]))["y"].tolist() != [7.0]:
@@ -200,7 +194,6 @@ def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon) ->
     async def work(driver: Driver) -> None:
         await heated(driver)
         waiting = driver.pool.hot._waiting[0].process
-        assert waiting is not None
         os.kill(waiting.pid, signal.SIGKILL)
         await waiting.ended
         assert driver.pool.hot.report() == {}
@@ -235,7 +228,6 @@ def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) ->
     async def work(driver: Driver) -> None:
         await heated(driver)
         waiting = driver.pool.hot._waiting[0].process
-        assert waiting is not None
         deployment = await driver.deployment()
         os.kill(waiting.pid, signal.SIGKILL)
         answer = await driver.pool.infer(deployment, [from_array("x", np.array([1.0]))])
@@ -259,10 +251,9 @@ def test_a_request_takes_the_hot_spare_that_is_loading(
         await driver.ask(x=[1.0])
         flag.unlink()
         hot = driver.pool.hot
-        await until(lambda: hot._making is not None and hot._making.loads)
-        making = hot._making
+        await until(lambda: hot._loading is not None)
+        making = hot._loading
         assert making is not None
-        assert making.process is not None
         asked = asyncio.ensure_future(driver.ask(x=[1.0]))
         await until(lambda: making.claimed)
         flag.touch()
@@ -287,16 +278,17 @@ def test_a_request_does_not_wait_for_a_hot_spare_that_does_not_load_yet(model: D
         for _ in range(2):
             await driver.ask(x=[1.0])
             await settled(driver)
-        made, warm_pool_make = asyncio.Event(), warm_pool.make
+        begun, made, warm_pool_make = asyncio.Event(), asyncio.Event(), warm_pool.make
 
         async def slowly(environment: Any) -> Any:
+            begun.set()
             process = await warm_pool_make(environment)
             await made.wait()
             return process
 
         warm_pool.make = slowly  # type: ignore[method-assign]
         await driver.ask(x=[1.0])
-        await until(lambda: hot._making is not None)
+        await begun.wait()
         assert (await driver.ask(x=[1.0])).how == "forked"
         made.set()
         await settled(driver)
@@ -339,7 +331,6 @@ def test_a_model_that_cools_loses_its_hot_spare(model: Daemon) -> None:
         hot._clock = lambda: clock() + later_s[0]
         await heated(driver)
         waiting = hot._waiting[0].process
-        assert waiting is not None
         later_s[0] = 1000.0
         hot.tend()
         await waiting.ended
@@ -354,7 +345,6 @@ def test_hot_spares_go_before_spares_when_memory_is_needed(model: Daemon) -> Non
         await heated(driver)
         deployment = await driver.deployment()
         waiting = hot._waiting[0].process
-        assert waiting is not None
         await until(lambda: warm_pool._inventory.spares.get(deployment.environment) and not warm_pool._tending)
         await until(lambda: waiting.pid in warm_pool._reclaimer.counted)
         await until(lambda: warm_pool._inventory.spares[deployment.environment][0].pid in warm_pool._reclaimer.counted)
@@ -409,9 +399,9 @@ def test_the_end_of_a_pool_ends_hot_spares_that_wait_or_load(
         hot.want(await driver.deployment())
         await until(lambda: hot.report() == {"m": 1})
         hot.want(await driver.deployment("n"))
-        await until(lambda: hot._making is not None and hot._making.loads)
-        assert hot._making is not None
-        return [each.process.pid for each in (hot._waiting[0], hot._making) if each.process is not None]
+        await until(lambda: hot._loading is not None)
+        assert hot._loading is not None
+        return [each.process.pid for each in (hot._waiting[0], hot._loading)]
 
     pids = drive(daemon, work, keep_alive_s=0.0, hot_spares=2)
     assert len(pids) == 2

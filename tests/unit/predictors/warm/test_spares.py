@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trims_predictors.warm import warmup_inputs
-from trims_predictors.warm.warmup_inputs import LONGEST_S, Rehearsals
+from trims_predictors.warm import spares
+from trims_predictors.warm.spares import LONGEST_S, Rehearsals
 
 GIVEN = [{"name": "x", "dtype": "FP32", "shape": [1, 3]}]
 OTHER = [{"name": "x", "dtype": "FP32", "shape": [2, 3]}]
@@ -55,7 +55,7 @@ def test_what_failed_is_not_tried_again_until_the_model_is_another() -> None:
 
 def test_lines_are_remembered_within_a_bound() -> None:
     made = Rehearsals()
-    for number in range(warmup_inputs._MOST + 5):
+    for number in range(spares.MOST + 5):
         made.ran(f"m{number}", {"given": GIVEN}, 0.1)
     assert made.of("m4") is None
     assert made.of("m5") == GIVEN
