@@ -1,7 +1,7 @@
 """Templates of one `trims call`: the next one has imported what the process of the last cold invocation had to import.
 
-The endpoint's templates learn the same way (`learner`). What is learned is kept in the daemon's state folder, in a file
-beside the endpoint's, so that a later command begins with it; an endpoint that writes its own file loses none of it.
+The endpoint's templates learn the same way (`preload_learner`). What is learned is kept in the daemon's state folder,
+in a file beside the endpoint's, so that a later command begins with it and an endpoint's file loses none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import LostPeerError
 from trims_predictors.children.template_process import Template
 from trims_predictors.children.worker_process import spawn
-from trims_predictors.warm.learned import read_learned, write_learned
+from trims_predictors.warm.preload_learner import read_learned, write_learned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,25 +2,29 @@
 
 A template that learns is a new one. It takes the place of the last once it may be forked (see `fork_safety`), so
 modules that are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned
-is kept in a file, and the first template of the next endpoint begins with it.
+is kept in a file, and the first template of the next endpoint begins with it. A file that is damaged, of another
+version, or full of what no endpoint wrote counts as empty: losing it costs the first cold start of each framework some
+time, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
+import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError
-from trims_predictors.warm.learned import read_learned, read_used, write_learned
-from trims_predictors.warm.preload_failures import Preloads
+from trims_predictors.children.launcher import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from trims_predictors.children.launcher import Environment
     from trims_predictors.children.template_process import Template
     from trims_predictors.tasks import Background
 
@@ -29,6 +33,54 @@ _log = logging.getLogger(__name__)
 _RECENT_S, _USE_S = 7 * 86_400.0, 3600.0
 #: Rounds of learning of one environment.
 _MOST_LESSONS = 32
+#: Seconds until a template is tried again where one could not be forked: the cause may have been of the moment, or a
+#: package was replaced. Each new template would find it out again, for seconds of imports.
+_AGAIN_S = 600.0
+_VERSION = 1
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_MOST_BYTES = 4 << 20
+#: Modules of one environment, at most: more than any model imports.
+_MOST_MODULES = 4096
+
+
+class Preloads:
+    """Warns of each module that a manifest asks for in vain, once for each model.
+
+    Attributes:
+        banned: Of each environment the modules that its templates do without, and why.
+    """
+
+    def __init__(self) -> None:
+        self.banned: dict[Environment, dict[str, str]] = {}
+        #: Models that ask for a module of an environment, and those of them that were reported.
+        self._wanted: dict[tuple[Environment, str], set[str]] = {}
+        self._told: dict[tuple[Environment, str], set[str]] = {}
+
+    def want(self, environment: Environment, model: str, modules: Iterable[str]) -> None:
+        """A model's manifest asks for modules."""
+        for module in modules:
+            self._wanted.setdefault((environment, module), set()).add(model)
+            self._tell(environment, module)
+
+    def ban(self, environment: Environment, modules: Mapping[str, str]) -> None:
+        """Do without modules from now on, and keep why."""
+        self.banned.setdefault(environment, {}).update(modules)
+        for module in modules:
+            self._tell(environment, module)
+
+    def _tell(self, environment: Environment, module: str) -> None:
+        why = self.banned.get(environment, {}).get(module)
+        if why is None:
+            return
+        told = self._told.setdefault((environment, module), set())
+        for model in sorted(self._wanted.get((environment, module), set()) - told):
+            told.add(model)
+            _log.warning(
+                "`preload` of %r names %s, which the template for %s cannot import: %s. Each of its predictors imports "
+                "it alone, if its code does. Install the module in the environment and start the endpoint again; one "
+                "beside the manifest cannot be preloaded, because manifests share a template",
+                model, module, environment.framework, why,
+            )  # fmt: skip
 
 
 class PreloadLearner:
@@ -40,6 +92,7 @@ class PreloadLearner:
         calm: Waits until no request is being answered, but not for ever.
         background: Runs the lessons.
         file: Keeps what was learned for the next endpoint; None keeps it nowhere.
+        clock: Seconds that only grow.
 
     Attributes:
         learned: What a template imports beside its framework, by environment.
@@ -53,12 +106,17 @@ class PreloadLearner:
         calm: Callable[[], Awaitable[None]],
         background: Background,
         file: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_template = make_template
         self._serve = serve
         self._calm = calm
         self._background = background
         self._file = file
+        self._clock = clock
+        #: Environments whose templates cannot be forked, and the moment from which one is tried again.
+        self._unforkable: dict[Environment, float] = {}
         self.learned: dict[Environment, list[str]] = {} if file is None else read_learned(file)
         self._keeping = asyncio.Lock()
         #: Environments whose modules an earlier endpoint learned, until a template with them was forked.
@@ -79,13 +137,21 @@ class PreloadLearner:
         """Note that a template with all that was learned can be forked."""
         self._unproven.discard(environment)
 
-    def doubt(self, environment: Environment) -> bool:
-        """Forget what an earlier endpoint learned, if no template with it could be forked yet; True if it was so.
+    def may_fork(self, environment: Environment) -> bool:
+        """Return whether a template may be tried: not for a while after one could not be forked."""
+        return self._clock() >= self._unforkable.get(environment, 0.0)
 
-        A package may have been replaced since, and starts a thread now when it is imported.
+    def doubt(self, environment: Environment, template: Template) -> None:
+        """Note that a template could not be forked.
+
+        What an earlier endpoint learned is forgotten, if no template with it could be forked yet: a package may have
+        been replaced since, and starts a thread now when it is imported. Otherwise a template that is spoilt from its
+        first imports on is not tried again for a while.
         """
         if environment not in self._unproven:
-            return False
+            if template.spoilt is not None:
+                self._unforkable[environment] = self._clock() + _AGAIN_S
+            return
         self._unproven.discard(environment)
         modules = self.learned.pop(environment, [])
         _log.warning(
@@ -93,7 +159,6 @@ class PreloadLearner:
             environment.framework, ", ".join(modules[:20]),
         )  # fmt: skip
         self._background.start(self._keep())
-        return True
 
     async def _keep(self) -> None:
         """Write the file, once at a time: the last to write has all that was learned."""
@@ -189,3 +254,65 @@ class PreloadLearner:
         )  # fmt: skip
         template.close("it was lost")
         return True
+
+
+def read_learned(path: Path) -> dict[Environment, list[str]]:
+    """Return the modules of each environment whose interpreter is still there; nothing if the file cannot be used."""
+    return {environment: modules for environment, modules, _ in _rows(path)}
+
+
+def read_used(path: Path) -> dict[Environment, float]:
+    """Return when each environment was used last, in seconds since 1970; nothing if the file cannot be used."""
+    return {environment: used_s for environment, _, used_s in _rows(path)}
+
+
+def _rows(path: Path) -> list[tuple[Environment, list[str], float]]:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+        if found["version"] != _VERSION:
+            return []
+        rows = [_row(each) for each in found["environments"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("%s is not used: what templates have learned is learned again (%s)", path, error)
+        return []
+    return [row for row in rows if not row[0].python or os.path.isfile(row[0].python)]
+
+
+def _row(raw: Any) -> tuple[Environment, list[str], float]:
+    texts = [raw["framework"], raw["python"], raw["tenant"], *raw["modules"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{raw!r:.80} is no environment")
+    modules = [name for name in raw["modules"] if _MODULE.match(name)]
+    used_s = float(raw.get("used_s", 0.0))
+    return Environment(raw["framework"], raw["python"], raw["tenant"]), modules[:_MOST_MODULES], used_s
+
+
+def write_learned(
+    path: Path, learned: Mapping[Environment, Sequence[str]], used: Mapping[Environment, float] | None = None
+) -> None:
+    """Replace the file in one step. Failures are logged: an endpoint without it answers as well.
+
+    Args:
+        path: Of the file.
+        learned: Modules of each environment.
+        used: When each was used last, in seconds since 1970.
+    """
+    times = used or {}
+    rows = [
+        {
+            "framework": each.framework, "python": each.python, "tenant": each.tenant,
+            "modules": list(learned.get(each, ())), "used_s": times.get(each, 0.0),
+        }
+        for each in {**learned, **times}
+    ]  # fmt: skip
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # of this process: commands may run beside each other
+    try:
+        new.write_text(json.dumps({"version": _VERSION, "environments": rows}), encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        _log.warning("what templates have learned is not kept: %s: %s", path, error.strerror)

@@ -3,11 +3,11 @@
 A *spare* is forked before it is needed: it is connected to the daemon, and its threads run. A request for a model that
 has no predictor takes the spare, so it waits neither for a fork nor for a framework's first steps.
 
-Templates learn what predictors had to import (`learner`). Until the next one may be forked the last one serves, so
-modules that are slow, hang or spoil a template cost no request its time.
+Templates learn what predictors had to import (`preload_learner`). Until the next one may be forked the last one serves,
+so modules that are slow, hang or spoil a template cost no request its time.
 
 Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
-Where none can be (`unforkable`), the spares are such programs, too: they have imported what a template would have.
+Where none can be, the spares are such programs, too: they have imported what a template would have.
 
 Templates go when they are not used, or when their memory is needed (`reclaim_policy`, `reclaimer`); the next request
 that needs one starts it again. An environment in which nothing runs any more may be removed.
@@ -30,14 +30,13 @@ from trims_predictors.warm.inventory import Inventory
 from trims_predictors.warm.preload_learner import PreloadLearner
 from trims_predictors.warm.reclaim_policy import Limits, Way
 from trims_predictors.warm.reclaimer import Reclaimer
-from trims_predictors.warm.unforkable import Unforkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trims_predictors.children.launcher import Environment, Launcher
-    from trims_predictors.warm.preload_failures import Preloads
+    from trims_predictors.warm.preload_learner import Preloads
     from trims_predictors.warm.reclaim_policy import Step
 
 _log = logging.getLogger(__name__)
@@ -84,7 +83,6 @@ class WarmPool:
         self._background = Background("the warm pool", self._explained)
         self._learner = PreloadLearner(self._make_giving_way, self._serve, self.calm, self._background, learned)
         self._tending: set[Environment] = set()
-        self._unforkable = Unforkable()
         #: Processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
         self._reclaimer = Reclaimer(self._inventory, limits or Limits(), self.calm, self._carry_out)
@@ -117,7 +115,7 @@ class WarmPool:
 
     async def _new(self, environment: Environment) -> PredictorProcess:
         """A fork of a template, or a program of its own where none can be forked."""
-        if environment not in self._unforkable:
+        if self._learner.may_fork(environment):
             try:
                 return await self._forked(environment)
             except (PredictorError, LostPeerError, BadMessageError) as error:
@@ -166,7 +164,7 @@ class WarmPool:
         if template is None:
             if (
                 self._closing
-                or environment in self._unforkable
+                or not self._learner.may_fork(environment)
                 or not self._has_room(self._inventory.bytes_of_template(environment))
             ):
                 return False
@@ -250,8 +248,7 @@ class WarmPool:
             with as_trims_errors("no predictor can be forked"):
                 process = await template.fork()
         except (PredictorError, LostPeerError, BadMessageError):
-            if not self._learner.doubt(environment) and template.spoilt is not None:
-                self._unforkable.note(environment)
+            self._learner.doubt(environment, template)
             self._discard(environment, template)
             raise
         self._learner.prove(environment)

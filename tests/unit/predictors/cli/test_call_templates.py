@@ -11,7 +11,7 @@ import pytest
 from fleets import register
 from trims_predictors.children.launcher import Environment
 from trims_predictors.cli.invocations import Call, invoke
-from trims_predictors.warm.learned import read_learned, write_learned
+from trims_predictors.warm.preload_learner import read_learned, write_learned
 
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fleets import Driver, drive, register
 from nursing import NUMPY, OTHER, nurse, until
-from trims_predictors.warm.learned import read_used, write_learned
+from trims_predictors.warm.preload_learner import read_used, write_learned
 from trims_predictors.warm.reclaim_policy import Limits
 
 if TYPE_CHECKING:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from typing import TYPE_CHECKING
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from nursing import NUMPY, nurse, until
 from trims_predictors.children import template_process
-from trims_predictors.warm.learned import read_learned, write_learned
+from trims_predictors.children.launcher import Environment
+from trims_predictors.warm.preload_learner import PreloadLearner, Preloads, read_learned, write_learned
 
 from trims.testing.descriptors import few_descriptors
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims_predictors.warm.warm_pool import WarmPool
+
+TORCH = Environment("torch")
+OTHER = Environment("torch", sys.executable, "acme")
 
 
 def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) -> None:
@@ -164,3 +171,96 @@ def test_what_was_learned_and_keeps_a_template_from_forking_now_is_forgotten(mod
         await until(lambda: not read_learned(modules / "learned.json").get(NUMPY))
 
     nurse(modules, work, learned=modules / "learned.json")
+
+
+def test_a_template_that_cannot_be_forked_is_tried_again_after_ten_minutes() -> None:
+    now_s = [100.0]
+    nothing: Any = None
+    learner = PreloadLearner(nothing, nothing, nothing, nothing, clock=lambda: now_s[0])
+    spoilt: Any = SimpleNamespace(spoilt="it has 2 threads")
+    learner.doubt(NUMPY, spoilt)
+    assert (learner.may_fork(NUMPY), learner.may_fork(TORCH)) == (False, True)
+    now_s[0] += 599
+    assert not learner.may_fork(NUMPY)
+    now_s[0] += 1
+    assert learner.may_fork(NUMPY)
+
+
+# -- modules that manifests ask for in vain ----------------------------------------------------------------------------
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Models and modules of the warnings since the last call."""
+    found = [" ".join(map(str, each.args[:2])) for each in caplog.records if isinstance(each.args, tuple)]
+    caplog.clear()
+    return found
+
+
+def test_a_module_that_was_asked_for_before_or_after_its_ban_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    preloads = Preloads()
+    preloads.want(NUMPY, "before", ["m", "fine"])
+    assert told(caplog) == []
+    preloads.ban(NUMPY, {"m": "ModuleNotFoundError: No module named 'm'", "not_asked_for": "because"})
+    assert "No module named 'm'" in caplog.text
+    assert told(caplog) == ["before m"]
+    preloads.want(NUMPY, "after", ["m", "fine"])
+    assert told(caplog) == ["after m"]
+    preloads.want(NUMPY, "before", ["m"])
+    preloads.ban(NUMPY, {"m": "again"})
+    assert told(caplog) == []
+
+
+def test_a_ban_holds_for_its_environment_only(caplog: pytest.LogCaptureFixture) -> None:
+    preloads = Preloads()
+    preloads.ban(NUMPY, {"m": "because"})
+    preloads.want(TORCH, "model", ["m"])
+    assert told(caplog) == []
+    assert preloads.banned == {NUMPY: {"m": "because"}}
+
+
+# -- the file that keeps what was learned ------------------------------------------------------------------------------
+
+
+def test_what_was_learned_is_read_as_it_was_written(tmp_path: Path) -> None:
+    learned = {TORCH: ["transformers.models.bert", "regex"], OTHER: ["scipy"]}
+    write_learned(tmp_path / "learned.json", learned)
+    assert read_learned(tmp_path / "learned.json") == learned
+    write_learned(tmp_path / "learned.json", {TORCH: []})
+    assert read_learned(tmp_path / "learned.json") == {TORCH: []}
+    assert [path.name for path in tmp_path.iterdir()] == ["learned.json"]
+
+
+def test_an_environment_that_was_removed_is_left_out(tmp_path: Path) -> None:
+    write_learned(tmp_path / "learned.json", {TORCH: ["a"], Environment("mxnet", str(tmp_path / "python")): ["b"]})
+    assert read_learned(tmp_path / "learned.json") == {TORCH: ["a"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        '{"version": 2, "environments": []}',
+        '{"version": 1, "environments": [{"framework": "torch"}]}',
+        '{"version": 1, "environments": [{"framework": 1, "python": "", "tenant": "", "modules": []}]}',
+        '{"version": 1, "environments": [{"framework": "torch", "python": "", "tenant": "", "modules": [[]]}]}',
+        "[" * 100_000,
+        "\ud800".encode("utf-8", "surrogatepass"),
+    ],
+)
+def test_a_damaged_file_counts_as_empty(tmp_path: Path, text: str | bytes) -> None:
+    (tmp_path / "learned.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert read_learned(tmp_path / "learned.json") == {}
+
+
+def test_names_that_no_module_has_are_left_out(tmp_path: Path) -> None:
+    row = {"framework": "torch", "python": "", "tenant": "", "modules": ["a.b", "..", "import os", "", "x" * 9]}
+    (tmp_path / "learned.json").write_text(json.dumps({"version": 1, "environments": [row]}))
+    assert read_learned(tmp_path / "learned.json") == {TORCH: ["a.b", "x" * 9]}
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_learned(tmp_path / "gone" / "learned.json", {TORCH: ["a"]})
+    assert "is not kept" in caplog.text
