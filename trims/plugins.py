@@ -1,4 +1,4 @@
-"""Parts that other packages bring and a setting chooses: registries and tiers. They are found by entry point.
+"""Parts that other packages bring and a setting chooses: registries. They are found by entry point.
 
 The setting says `NAME` or `NAME:ARGUMENT`. A name is one of ours or an entry point of the part's group, and stands for
 a function that is given a frozen record and returns the part. What goes wrong while the part is opened is a ConfigError
@@ -30,7 +30,6 @@ GROUPS = (
     "trims.formats",
     "trims.policies",
     "trims.registries",
-    "trims.tiers",
     "trims.sources",
     "trims.predictors",
     "trims.reseed",
@@ -125,7 +124,6 @@ class Kind(Generic[_Given, _Part]):
         group: Of the entry points.
         what: The kind as a sentence names it, such as `registry`.
         builtin: Ours, by name: no plug-in may have their names.
-        reserved: Names of ours that are no choice here.
         check: Says why something is no part of this kind; returns an empty text for one that is.
     """
 
@@ -133,7 +131,6 @@ class Kind(Generic[_Given, _Part]):
     what: str
     builtin: Mapping[str, Callable[[_Given], _Part]]
     check: Callable[[object, _Given], str]
-    reserved: frozenset[str] = frozenset()
 
     def open(self, choice: Choice, given: _Given) -> Opened[_Part]:
         """Open the part that a setting names.
@@ -167,7 +164,7 @@ class Kind(Generic[_Given, _Part]):
         """
         found: dict[str, importlib.metadata.EntryPoint] = {}
         for entry in importlib.metadata.entry_points(group=self.group):
-            if entry.name in self.builtin or entry.name in self.reserved:
+            if entry.name in self.builtin:
                 raise ConfigError(f"{self._where(entry)} has the name of a {self.what} of trims; uninstall its package")
             other = found.setdefault(entry.name, entry)
             if other.value != entry.value:

@@ -22,14 +22,14 @@ from trims_client.weights import Weights
 
 from trims.control import admin
 from trims.core.errors import ArtifactNotFoundError, DaemonAwayError, ManifestError, ModelNotFoundError
-from trims.core.place import CPU, DISK
+from trims.core.place import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trims_client import Session
 
-    from trims.control import Admin, Replica
+    from trims.control import Admin
     from trims.daemon.main import Daemon
 
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
@@ -282,55 +282,8 @@ def is_unknown(session: Session, name: str) -> bool:
     return False
 
 
-def test_a_tier_plugin_passes_its_contract_and_serves_from_all_its_disks(folder: Path) -> None:
-    environment = install(EXAMPLES / "tier_plugin", folder)
-    disks = {name: folder / name for name in ("one", "two")}
-    for name, disk in disks.items():
-        disk.mkdir()
-        save_file({"weight": np.full(8192, ord(name[0]), np.float64)}, folder / f"{name}.safetensors")
-        with serving(environment, folder, *several(disk)) as daemon:
-            daemon.add(folder / f"{name}.safetensors", name=name)
-            assert [each.location for each in on_disk(daemon)] == images_on(disk)
-    for _ in range(2):
-        with serving(environment, folder, *several(*disks.values())) as daemon, connect(folder / "run") as session:
-            assert daemon.status().stats.counters.get("fills.disk", 0) == 0
-            for name, disk in disks.items():
-                with session.open(name, place="disk") as weights:
-                    assert weights["weight"][0] == ord(name[0])
-                    (replica,) = (each for each in on_disk(daemon) if each.names == (name,))
-                    assert [replica.location] == images_on(disk)
-            assert daemon.check(verify=True).findings == ()
-    with serving(environment, folder, *several(*disks.values())) as daemon:
-        save_file({"weight": np.zeros(8192, np.float64)}, folder / "three.safetensors")
-        daemon.add(folder / "three.safetensors", name="three")
-        wait_until(lambda: len(on_disk(daemon)) == 2, "one of the older images gave way")
-        assert sorted(each.location for each in on_disk(daemon)) == sorted(
-            [*images_on(disks["one"]), *images_on(disks["two"])]
-        )
-        with connect(folder / "run") as session, session.open("three", place="disk") as weights:
-            assert weights["weight"][0] == 0
-        daemon.shutdown(purge=True)
-    assert len([*images_on(disks["one"]), *images_on(disks["two"])]) == 2
-
-
-def several(*disks: Path) -> tuple[str, ...]:
-    """Flags of a daemon whose disk tier holds two images of the test on these disks."""
-    return ("--disk-tier", f"several:{','.join(map(str, disks))}", "--disk-capacity-bytes", "150KB")
-
-
-def on_disk(daemon: Admin) -> list[Replica]:
-    """The replicas of the disk tier."""
-    return [each for each in daemon.residents().replicas if each.place == str(DISK)]
-
-
-def images_on(disk: Path) -> list[str]:
-    """Images of this daemon on a disk."""
-    return [str(path) for path in disk.glob("trims-*/*.safetensors")]
-
-
 def test_a_plugin_that_cannot_be_opened_ends_the_daemon_with_its_name(folder: Path) -> None:
     environment = put_there(EXAMPLES / "registry_plugin", folder)
-    environment = put_there(EXAMPLES / "tier_plugin", folder)
     serve = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus", "none"]
     serve += ["--state-dir", str(folder / "state")]
     for flag, choice, said in (
@@ -340,14 +293,6 @@ def test_a_plugin_that_cannot_be_opened_ends_the_daemon_with_its_name(folder: Pa
             r"plug-in 'folder' \(manifest_folder:open_folder\) cannot be opened: folder:/none",
         ),
         ("registry", "etcd", "there is no registry 'etcd'; known are folder, sqlite"),
-        (
-            "disk-tier",
-            "several:/none",
-            r"plug-in 'several' \(several_disks:open_several\) cannot be opened: '/none' is",
-        ),
-        ("cpu-tier", "several:/", r"plug-in 'several' .* cannot be opened: several disks are a disk tier"),
-        ("cpu-tier", "pool", "there is no cpu tier 'pool'; known are several, shared"),
-        ("disk-tier", "folder:/srv", "the tier 'folder' takes no argument, and '/srv' was given"),
     ):
         line = [*serve, f"--{flag}", choice, *("--cpu-capacity-bytes=1MiB", "--disk-capacity-bytes=1MiB")]
         done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)

@@ -1,8 +1,7 @@
-"""A daemon whose registry and tiers come from plug-ins: it serves, restarts, purges, and outlives one that hangs."""
+"""A daemon whose registry comes from a plug-in: it serves, and outlives one that hangs."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,7 @@ from own_parts import MemoryRegistry, declare
 from trims_client import connect
 
 from trims.control import admin
-from trims.core.errors import ConfigError, DeadlineError, InternalError, ModelNotFoundError
-from trims.core.place import CPU, DISK
-from trims.daemon.main import shm_prefix
-from trims.memory.shm import PosixShm
+from trims.core.errors import DeadlineError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,134 +22,8 @@ if TYPE_CHECKING:
     from trims_client import Session
 
     from trims.daemon.main import Daemon
-    from trims.tiers.base import Draft
 
 WAIT_S = 100
-
-
-@pytest.fixture
-def serve_files(serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Daemon]:
-    """A daemon whose cpu tier and disk tier are a plug-in's, in folders of the test's."""
-    declare(monkeypatch, "trims.tiers", files="memory_tier", disk="disk")
-
-    def start(**settings: object) -> Daemon:
-        return serve(cpu_tier=f"files:{folder}/memory", disk_tier=f"disk:{folder}/disks", **settings)
-
-    return start
-
-
-def files_in(folder: Path) -> list[str]:
-    return [str(path) for path in folder.glob("*/*")]
-
-
-def locations(daemon: Daemon, place: object) -> list[str]:
-    with admin(daemon.config.runtime_dir) as control:
-        return [each.location for each in control.residents().replicas if each.place == str(place)]
-
-
-def load(daemon: Daemon, name: str) -> None:
-    with connect(daemon.config.runtime_dir) as session, session.open(name, place="cpu") as weights:
-        assert weights.place == "cpu"
-        assert weights["step"].shape == ()
-
-
-def test_models_are_served_from_a_tier_of_a_plugin_and_adopted_by_the_next_daemon(
-    serve_files: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
-) -> None:
-    daemon = serve_files()
-    name = f"file:{checkpoint('m')}"
-    load(daemon, name)
-    daemon.store.load(name, DISK).result(WAIT_S)
-    assert locations(daemon, CPU) == files_in(folder / "memory") != []
-    assert locations(daemon, DISK) == files_in(folder / "disks") != []
-    daemon.ask_to_end()
-    daemon.stop()
-    again = serve_files()
-    assert locations(again, CPU) == files_in(folder / "memory") != []
-    load(again, name)
-    with admin(again.config.runtime_dir) as control:
-        counters = control.status().stats.counters
-        assert control.check(verify=True).findings == ()
-        assert counters["adopted"] == 2
-        assert counters.get("cold", 0) == 0
-        control.evict(name, "cpu")
-    assert files_in(folder / "memory") == []
-
-
-def test_a_purge_frees_the_cpu_tier_of_a_plugin_and_keeps_its_disk_tier(
-    serve_files: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
-) -> None:
-    daemon = serve_files()
-    name = f"file:{checkpoint('m')}"
-    load(daemon, name)
-    daemon.store.load(name, DISK).result(WAIT_S)
-    daemon.ask_to_end(purge=True)
-    daemon.stop()
-    assert files_in(folder / "memory") == []
-    assert len(files_in(folder / "disks")) == 1
-
-
-def test_what_our_own_tiers_left_is_freed_from_memory_and_told_of_on_disk(
-    serve: Callable[..., Daemon],
-    serve_files: Callable[..., Daemon],
-    checkpoint: Callable[..., Path],
-    folder: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    ours = serve()
-    name = f"file:{checkpoint('m')}"
-    load(ours, name)
-    ours.store.load(name, DISK).result(WAIT_S)
-    ours.ask_to_end()
-    ours.stop()
-    segments = PosixShm(shm_prefix(folder / "state"))
-    assert len(list(segments.names())) == 1
-    serve_files()
-    assert list(segments.names()) == []
-    assert f"is removed: cpu_tier is files:{folder}/memory now, no client would ever use it" in caplog.text
-    images = folder / "state" / "images"
-    assert f"{images} stays and is not served, as disk_tier is disk:{folder}/disks now" in caplog.text
-    assert len(os.listdir(images)) == 1
-
-
-def test_a_tier_that_fails_fails_one_load_and_its_name_is_told(
-    serve_files: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon = serve_files()
-
-    def fails(tier: own_parts.FilesAsMemory, draft: Draft, *_: object) -> None:
-        tier.abort(draft)
-        raise KeyError("the environment store is lost")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(own_parts.FilesAsMemory, "seal", fails)
-        with pytest.raises(InternalError, match=r"'files' \(own_parts:memory_tier\) failed in `seal`: KeyError: "):
-            load(daemon, f"file:{checkpoint('a')}")
-    load(daemon, f"file:{checkpoint('b')}")
-
-
-def test_a_start_that_fails_leaves_what_our_own_tier_holds(
-    serve: Callable[..., Daemon],
-    serve_files: Callable[..., Daemon],
-    checkpoint: Callable[..., Path],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours = serve()
-    load(ours, f"file:{checkpoint('m')}")
-    ours.ask_to_end()
-    ours.stop()
-    with monkeypatch.context() as patched:
-        patched.setattr(own_parts.FilesAsMemory, "scan", lambda _: raise_one(OSError(5, "Input/output error")))
-        with pytest.raises(ConfigError, match=r"cannot be scanned: .*Input/output error"):
-            serve_files()
-    assert len(list(PosixShm(shm_prefix(folder / "state")).names())) == 1
-    serve()
-
-
-def raise_one(error: Exception) -> None:
-    raise error
 
 
 def test_two_daemons_share_a_registry_and_see_each_others_changes(
@@ -181,14 +51,12 @@ def step_of(session: Session, name: str) -> int | None:
         return None
 
 
-@pytest.mark.parametrize("part", ["registry", "disk_tier"])
 def test_a_daemon_that_cannot_open_a_plugin_leaves_nothing_open(
-    serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch, part: str
+    serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = {"registry": "trims.registries", "disk_tier": "trims.tiers"}[part]
-    declare(monkeypatch, group, odd="fails")
-    with pytest.raises(Exception, match=rf"{group} plug-in 'odd' \(own_parts:fails\) cannot be opened"):
-        serve(**{part: "odd"})
+    declare(monkeypatch, "trims.registries", odd="fails")
+    with pytest.raises(Exception, match=r"trims.registries plug-in 'odd' \(own_parts:fails\) cannot be opened"):
+        serve(registry="odd")
     serve()
 
 

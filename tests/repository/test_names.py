@@ -13,7 +13,7 @@ NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}
 #: Groups for the packages of others: ours names nothing in them.
-GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed", "trims.tiers"}
+GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed"}
 #: Attributes of spans.
 SPANS = (ROOT / f"predictors/trims_predictors/endpoint/observe/{name}.py" for name in ("otlp", "tracing"))
 ATTRIBUTES = {name for file in SPANS for name in re.findall(r'"(trims(?:\.\w+)+)":', file.read_text())}

@@ -1,4 +1,4 @@
-"""Registries and tiers that a package outside trims might bring: some that work, and openers that do not."""
+"""Registries that a package outside trims might bring: some that work, and openers that do not."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import copy
 import importlib.metadata
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
-from trims.core.place import CPU
 from trims.registry.base import check_manifest, taken_name, unknown_model
-from trims.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
     import pytest
 
-    from trims.core.place import Place
     from trims.manifests.manifest import Manifest
     from trims.registry.base import RegistrySettings
-    from trims.tiers.base import TierSettings
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, group: str, **functions: str) -> None:
@@ -102,24 +97,3 @@ def ends(_: object) -> object:
 
 
 NOT_CALLABLE = 3
-
-
-def disk(settings: TierSettings) -> DiskTier:
-    """A disk tier in the folder that the setting names, whatever place it was asked for."""
-    return DiskTier(Path(settings.argument) / settings.prefix, settings.capacity_bytes)
-
-
-def larger(settings: TierSettings) -> DiskTier:
-    """A tier that says it holds more than it may."""
-    return DiskTier(Path(settings.argument), settings.capacity_bytes + 1)
-
-
-class FilesAsMemory(DiskTier):
-    """A tier for the place `cpu` whose segments are files, as on a tmpfs of its own."""
-
-    place: Place = CPU
-    hash_on_adoption: bool = True
-
-
-def memory_tier(settings: TierSettings) -> FilesAsMemory:
-    return FilesAsMemory(Path(settings.argument) / settings.prefix, settings.capacity_bytes)

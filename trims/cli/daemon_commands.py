@@ -27,8 +27,6 @@ _FLAGS = {
     "cpu-capacity-bytes": "images in shared memory, such as 8GiB (default: half of memory, its limit or /dev/shm)",
     "disk-capacity-bytes": "images on disk (default: half of what is free, at most 256 GiB)",
     "registry": "where manifests are kept: sqlite:/path/file.db, or a plugin's, NAME:ARGUMENT (default: sqlite)",
-    "cpu-tier": "a plugin's tier for images in memory, NAME:ARGUMENT (default: shared, in shared memory)",
-    "disk-tier": "a plugin's tier for images on disk, NAME:ARGUMENT (default: folder, in the state folder)",
     "cpu-policy": "which idle model goes first when memory is full: lru, lfu, fifo, gdsf (default: lru)",
     "disk-policy": "which idle model goes first when the disk tier is full (default: lru)",
     "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",

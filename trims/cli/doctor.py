@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from trims.cli.finding import Finding
 from trims.cli.output import note
 from trims.core.errors import CallerError, ConfigError, DaemonAwayError, TrimsError
-from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
@@ -102,8 +101,6 @@ def _shared_memory() -> Iterator[Finding]:
     from trims.daemon.config import build_config
 
     config = build_config({})
-    if config.cpu_tier.name != "shared":
-        return  # a plug-in knows where its memory is
     if config.cpu_memory == "memfd":
         yield Finding("ok", f"sealed memfds: {format_bytes(available_bytes())} of memory available for them")
         return
@@ -159,7 +156,6 @@ def _plugins() -> Iterator[Finding]:
     from trims.formats.plugins import broken
     from trims.plugins import installed
     from trims.registry import opening as registries
-    from trims.tiers import opening as tiers
 
     plugins = installed()
     for each in plugins:
@@ -175,9 +171,6 @@ def _plugins() -> Iterator[Finding]:
     config = build_config({})
     if config.registry.name != "sqlite":
         yield Finding("ok", f"registry {config.registry}: {registries.find_plugin(config.registry)}")
-    for place, choice in ((CPU, config.cpu_tier), (DISK, config.disk_tier)):
-        if choice.name not in tiers.OURS:
-            yield Finding("ok", f"{place} tier {choice}: {tiers.find_plugin(choice, place)}")
 
 
 def _bytes_of(path: Path) -> int:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 CPU_MEMORIES = ("shm", "memfd")
 ENDPOINTS = ("auto", "yes", "no")
 #: Names of our own parts, which a plugin's may replace.
-SQLITE, SHARED, FOLDER = Choice("sqlite"), Choice("shared"), Choice("folder")
+SQLITE = Choice("sqlite")
+#: Settings of earlier releases, with what to do.
+_GONE = dict.fromkeys(("cpu_tier", "disk_tier"), "tiers come from trims alone now; remove the setting")
 #: When files of a hub's cache are proven.
 PROOFS = ("behind", "first")
 _CHOICES = {
@@ -65,8 +67,6 @@ class Config:
         disk_capacity_bytes: Images on disk. Default: half of what is free or held by images already, at most
             256 GiB.
         registry: Where manifests are kept: `sqlite`, `sqlite:/path/file.db`, or a plugin's with its argument.
-        cpu_tier: What holds images in memory: `shared`, or a plugin's tier with its argument.
-        disk_tier: What holds images on disk: `folder`, in the state folder, or a plugin's tier with its argument.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
         disk_policy: Eviction policy of the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
@@ -128,8 +128,6 @@ class Config:
     cpu_capacity_bytes: int
     disk_capacity_bytes: int
     registry: Choice = SQLITE
-    cpu_tier: Choice = SHARED
-    disk_tier: Choice = FOLDER
     cpu_policy: str = "lru"
     disk_policy: str = "lru"
     keep_alive_s: float | None = None
@@ -191,8 +189,6 @@ class Config:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
-        if self.cpu_tier != SHARED and (self.cpu_memory != "shm" or self.segment_dir != SHM_FOLDER):
-            raise ConfigError(f"cpu_memory and segment_dir have no meaning with cpu_tier {self.cpu_tier}")
         if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
         if not 0 < self.gpu_share <= 1:
@@ -223,11 +219,12 @@ def build_config(
     unknown = set(given) - set(_PARSERS)
     if unknown:
         name = sorted(unknown)[0]
+        if name in _GONE:
+            raise ConfigError(f"setting {name}: {_GONE[name]}")
         near = difflib.get_close_matches(name, _PARSERS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown setting {name!r}; {hint}known are {', '.join(sorted(_PARSERS))}")
     values = {name: _parse(name, value) for name, value in given.items()}
-    _check_capacities(values)
     config = Config(**{**_defaults(env, values), **values})
     config.validate()
     return config
@@ -348,8 +345,6 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "cpu_capacity_bytes": parse_bytes,
     "disk_capacity_bytes": parse_bytes,
     "registry": lambda value: Choice.parse(str(value)),
-    "cpu_tier": lambda value: Choice.parse(str(value)),
-    "disk_tier": lambda value: Choice.parse(str(value)),
     "cpu_policy": str,
     "disk_policy": str,
     "keep_alive_s": _keep_alive,
@@ -408,14 +403,6 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
         "download_capacity_bytes": _default_disk_bytes(state_dir),
     }
-
-
-def _check_capacities(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a plugin's tier without a capacity: the defaults are for our own tiers' folders."""
-    for tier, ours in (("cpu", SHARED), ("disk", FOLDER)):
-        chosen = given.get(f"{tier}_tier", ours)
-        if chosen != ours and f"{tier}_capacity_bytes" not in given:
-            raise ConfigError(f"{tier}_capacity_bytes must be given with {tier}_tier {chosen}: only it knows its room")
 
 
 def _bytes_in(folder: Path) -> int:

@@ -21,7 +21,7 @@ from trims.core.policy.eviction import LeastRecentlyUsed, Policy
 from trims.core.units import format_bytes
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
-from trims.daemon.config import SHARED, unknown_variables
+from trims.daemon.config import unknown_variables
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.endpoint import endpoint_of
@@ -52,11 +52,9 @@ from trims.store.catalog import CATALOG, Catalog
 from trims.store.resolve.resolver import Resolver
 from trims.store.rows import restore_rows
 from trims.tenants import read_tenants
-from trims.tiers.base import TierSettings
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
 from trims.tiers.file import FileTier
-from trims.tiers.opening import open_tier
 from trims.trace import spans
 from trims.trace.recorder import MOST_BYTES, prune
 from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.config import Config
     from trims.memory.segments import SegmentDriver
-    from trims.plugins import Choice
     from trims.store.store import Store
     from trims.tiers.base import Tier
 
@@ -96,9 +93,7 @@ class Daemon:
         self.waits_for = ""
         self._announcing = threading.Lock()
         self._lacks_memory = False
-        looks = {self._look_at_doors: DOORS_S}
-        if config.cpu_tier == SHARED:
-            looks[self._look_at_memory] = _MEMORY_S
+        looks = {self._look_at_doors: DOORS_S, self._look_at_memory: _MEMORY_S}
         databases = [config.state_dir / CATALOG, file_of_registry(config.registry, config.state_dir)]
         looks[Checkpoints([path for path in databases if path is not None]).look] = _CHECKPOINT_S
         if config.tenants is not None:
@@ -122,7 +117,6 @@ class Daemon:
             self._build(undo)
             undo.callback(self.store.stop)
             self.store.start()
-            leave_our_tiers(config)
             undo.pop_all()
         leases = self.store.device_leases
         for gpu in self.gpus:
@@ -349,46 +343,13 @@ def segment_driver(config: Config) -> SegmentDriver:
 
 
 def cpu_tier(config: Config) -> Tier:
-    """Return the cpu tier that the setting names. Raises ConfigError."""
-
-    def shared(given: TierSettings) -> Tier:
-        _takes_no_argument(config.cpu_tier)
-        return CpuTier(segment_driver(config), given.capacity_bytes, large_pages=config.large_pages)
-
-    return open_tier(config.cpu_tier, _given(config, CPU), {"shared": shared})
+    """Return the tier of shared memory. Raises ConfigError."""
+    return CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages)
 
 
 def disk_tier(config: Config) -> Tier:
-    """Return the disk tier that the setting names. Raises ConfigError."""
-
-    def folder(given: TierSettings) -> Tier:
-        _takes_no_argument(config.disk_tier)
-        return DiskTier(config.state_dir / "images", given.capacity_bytes)
-
-    return open_tier(config.disk_tier, _given(config, DISK), {"folder": folder})
-
-
-def leave_our_tiers(config: Config) -> None:
-    """Give up our own tiers' contents where a plug-in's tier replaces them: free memory, log that a disk stays."""
-    if config.cpu_tier.name != "shared":
-        _remove_segments(config, f"cpu_tier is {config.cpu_tier} now, no client would ever use it")
-    images = config.state_dir / "images"
-    if config.disk_tier.name != "folder" and images.is_dir() and any(images.iterdir()):
-        log.warning(
-            "%s stays and is not served, as disk_tier is %s now; remove it for its room", images, config.disk_tier
-        )
-
-
-def _given(config: Config, place: Place) -> TierSettings:
-    choice, capacity_bytes = (
-        (config.cpu_tier, config.cpu_capacity_bytes) if place is CPU else (config.disk_tier, config.disk_capacity_bytes)
-    )
-    return TierSettings(place, capacity_bytes, config.state_dir, shm_prefix(config.state_dir), choice.argument)
-
-
-def _takes_no_argument(choice: Choice) -> None:
-    if choice.argument:
-        raise ConfigError(f"the tier {choice.name!r} takes no argument, and {choice.argument!r} was given")
+    """Return the tier of the folder `images`. Raises ConfigError."""
+    return DiskTier(config.state_dir / "images", config.disk_capacity_bytes)
 
 
 def _remove_segments(config: Config, why: str) -> None:

@@ -50,7 +50,7 @@ class ManifestRegistry(Protocol):
 
     All methods may be called from several threads at once: the workers that look into names, and the workers of the
     control door. The thread that serves sessions calls none. A method may block; a registry of a plug-in is given ten
-    seconds for each call, and eight calls at once (`trims.registry.guarded`). What it raises beyond the errors named
+    seconds for each call, and eight calls at once (`trims.registry.time_limit`). What it raises beyond the errors named
     here reaches the client as InternalError with the plug-in's name.
     """
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from trims.plugins import Kind
 from trims.registry.base import ManifestRegistry, Registry, RegistrySettings
-from trims.registry.guarded import Guarded
 from trims.registry.one_version import OneVersion
 from trims.registry.sqlite import file_of, open_sqlite
+from trims.registry.time_limit import time_limited
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,14 +20,14 @@ _MEMBERS = ("put", "get", "raw", "names", "remove", "close", "changes_outside")
 
 
 def open_registry(choice: Choice, state_dir: Path) -> Registry:
-    """Open the registry of a daemon, or of a command that does without. One of a plug-in is guarded.
+    """Open the registry of a daemon, or of a command that does without. Calls of a plug-in's have a time limit.
 
     Raises ConfigError, also with the plug-in's name and the cause if that cannot be opened.
     """
     opened = KIND.open(choice, RegistrySettings(state_dir, choice.argument))
     part = opened.part
     registry = part if isinstance(part, Registry) else OneVersion(part, opened.where or str(choice))
-    return Guarded(registry, opened.where) if opened.where else registry
+    return time_limited(registry, opened.where) if opened.where else registry
 
 
 def file_of_registry(choice: Choice, state_dir: Path) -> Path | None:

@@ -3,10 +3,8 @@
 A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which
 asks for nothing that does not fit; a tier still refuses with NoSpaceError when the machine has less than was promised.
 
-Third parties add tiers with the entry-point group `trims.tiers`: a function that is given `TierSettings` and returns a
-`Tier`. The settings `cpu_tier` and `disk_tier` name it. Only these two tiers of the host can be replaced. A device's
-tier has a wider protocol (`DeviceTier`), and is built from what the driver finds; the tier of artifacts in place
-(`InPlaceTier`) has no memory of its own.
+A device's tier has a wider protocol (`DeviceTier`), and is built from what the driver finds; the tier of artifacts in
+place (`InPlaceTier`) has no memory of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from trims.image.descriptors import explain_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trims.core.place import Place
     from trims.image.in_place import InPlacePlan
@@ -38,29 +35,9 @@ __all__ = [
     "InPlaceTier",
     "RemoteTier",
     "Tier",
-    "TierSettings",
     "explain_descriptors",
     "identity_of",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class TierSettings:
-    """Settings that a tier of the host is opened with.
-
-    Attributes:
-        place: `cpu` or `disk`: the place that the tier must report as its own.
-        capacity_bytes: Bytes of images that it is to hold; it may say that it holds less.
-        state_dir: This daemon's folder for what outlives it; locked by the daemon.
-        prefix: Prefix of names in a space that daemons share, such as a disk: each state folder has another one.
-        argument: Text of the setting after the name's colon; empty without.
-    """
-
-    place: Place
-    capacity_bytes: int
-    state_dir: Path
-    prefix: str
-    argument: str = ""
 
 
 def identity_of(fd: int) -> tuple[int, ...]:

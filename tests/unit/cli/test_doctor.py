@@ -60,21 +60,16 @@ def test_parts_of_other_packages_are_named_and_one_that_is_not_installed_is_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert list(doctor._plugins()) == []
-    for name, value in (
-        ("REGISTRY", "memory:x"), ("CPU_TIER", "files:/m"), ("CPU_CAPACITY_BYTES", "1GiB"),
-        ("DISK_TIER", "several:/a"), ("DISK_CAPACITY_BYTES", "1GiB"),
-    ):  # fmt: skip
-        monkeypatch.setenv(f"TRIMS_{name}", value)
+    monkeypatch.setenv("TRIMS_REGISTRY", "memory:x")
     declare(monkeypatch, "trims.registries", memory="MemoryRegistry")
-    declare(monkeypatch, "trims.tiers", files="memory_tier")
-    assert list(doctor._shared_memory()) == []
     found = [(each.verdict, each.what) for each in doctor.examine(None)]
-    (unknown,) = (what for verdict, what in found if verdict == "bad" and "tier" in what)
-    assert unknown.startswith(
-        "there is no disk tier 'several'; known are files, folder (a package adds one as an entry point"
-    )
     assert ("ok", "registry memory:x: own_parts:MemoryRegistry") in found
-    assert ("ok", "cpu tier files:/m: own_parts:memory_tier") in found
+    monkeypatch.setenv("TRIMS_REGISTRY", "several:x")
+    found = [(each.verdict, each.what) for each in doctor.examine(None)]
+    (unknown,) = (what for verdict, what in found if verdict == "bad" and "registry" in what)
+    assert unknown.startswith(
+        "there is no registry 'several'; known are memory, sqlite (a package adds one as an entry point"
+    )
 
 
 def test_shared_memory_of_a_container_that_was_told_nothing_is_bad_with_the_remedy(

@@ -69,8 +69,6 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("keep_alive_s", "inf"),
         ("registry", ""),
         ("registry", ":/path"),
-        ("cpu_tier", "No Name"),
-        ("disk_tier", "/mnt/a"),
         ("cpu_memory", "ram"),
         ("environments", "mxnet=/no/such/python"),
         ("environments", "mxnet"),
@@ -105,7 +103,7 @@ def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(name: str, 
 def test_every_setting_can_come_from_the_environment() -> None:
     given = {
         "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
-        "registry": "git:/m:x", "cpu_tier": "pool", "disk_tier": "several:/a,/b",
+        "registry": "git:/m:x",
         "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "SHM",
         "segment_dir": "/dev/shm", "large_pages": "no", "gpus": "GPU-1,GPU-2", "gpu_driver": "ipc", "gpu_share": "0.5",
         "gpu_reserve_bytes": "2GiB", "gpu_rest_s": "3", "gpu_verify": "no", "gpu_policy": "gdsf", "cuda": "fake:/f",
@@ -122,8 +120,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
     assert config == Config(
-        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, Choice("git", "/m:x"), Choice("pool"),
-        Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
+        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, Choice("git", "/m:x"),
+        "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, 3.0, False, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20,
         1 << 30, 3, 1 << 20, 9.0, Path("/h"), ("models.lan", "10.0.0.0/8"), 0o660,
@@ -212,18 +210,10 @@ def test_the_default_capacity_follows_what_control_groups_allow(kind: str, monke
     assert build(cpu_memory=kind).cpu_capacity_bytes == 300 << 20
 
 
-def test_a_tier_of_a_plugin_needs_a_stated_capacity_and_ours_none() -> None:
-    for tier, name in (("cpu", "pool:x"), ("disk", "several:/a,/b")):
-        with pytest.raises(ConfigError, match=rf"^{tier}_capacity_bytes must be given with {tier}_tier {name}: only"):
-            build(**{f"{tier}_tier": name})
-        assert str(getattr(build(**{f"{tier}_tier": name, f"{tier}_capacity_bytes": "1GiB"}), f"{tier}_tier")) == name
-    assert build(cpu_tier="shared", disk_tier="folder") == build()
-
-
-def test_kinds_of_shared_memory_have_no_meaning_with_a_tier_of_a_plugin(tmp_path: Path) -> None:
-    for more in ({"cpu_memory": "memfd"}, {"segment_dir": tmp_path}):
-        with pytest.raises(ConfigError, match=r"cpu_memory and segment_dir have no meaning with cpu_tier pool"):
-            build(cpu_tier="pool", cpu_capacity_bytes="1GiB", **more)
+@pytest.mark.parametrize("name", ["cpu_tier", "disk_tier"])
+def test_a_setting_of_an_earlier_release_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"setting {name}: .*; remove the setting"):
+        build(**{name: "shared"})
 
 
 def test_a_misspelt_variable_is_reported_with_the_nearest_setting() -> None:

@@ -1,4 +1,4 @@
-"""The registry that a setting names: ours, one in a file that is named, and a plug-in's, which is guarded."""
+"""The registry that a setting names: ours, one in a file that is named, and a plug-in's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from registries import manifest
 
 from trims.core.errors import ConfigError
 from trims.plugins import Choice
-from trims.registry.guarded import Guarded
-from trims.registry.one_version import OneVersion
 from trims.registry.opening import GROUP, open_registry
 from trims.registry.sqlite import SqliteRegistry
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_ours_lies_in_the_state_folder_and_is_not_guarded(tmp_path: Path) -> None:
+def test_ours_lies_in_the_state_folder_and_is_none_of_a_plugin(tmp_path: Path) -> None:
     made = open_registry(Choice("sqlite"), tmp_path)
     made.put(manifest(), "")
     made.close()
@@ -40,15 +38,13 @@ def test_ours_may_lie_in_a_file_that_is_named_and_may_be_shared(tmp_path: Path) 
         open_registry(Choice("sqlite", "models.db"), tmp_path)
 
 
-def test_a_registry_of_a_plugin_is_given_the_state_folder_and_guarded(
+def test_a_registry_of_a_plugin_is_given_the_state_folder_and_its_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(monkeypatch, GROUP, memory="MemoryRegistry")
     made = open_registry(Choice("memory", "a:b"), tmp_path)
-    assert isinstance(made, Guarded)
-    assert isinstance(made._inner, OneVersion)
-    inner = made._inner._inner
-    assert (inner.settings.state_dir, inner.settings.argument) == (tmp_path, "a:b")  # type: ignore[attr-defined]
+    given = made._inner._inner.settings  # type: ignore[attr-defined]
+    assert (given.state_dir, given.argument) == (tmp_path, "a:b")
 
 
 def test_what_is_no_registry_is_told_with_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
