@@ -17,7 +17,6 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
     """Read a document.
 
     Args:
-        text: All of it.
         as_text: Ways from the root to values that are text as it was written, quoted or not: `version: 1.10` is "1.10",
             and not the number 1.1.
 

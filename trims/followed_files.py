@@ -63,10 +63,6 @@ class FollowedFiles:
 def read_whole(path: Path, what: str) -> tuple[bytes, os.stat_result]:
     """Return the content and the status of a small file, without a wait for a writer as at a FIFO.
 
-    Args:
-        path: Of the file.
-        what: It holds, for errors.
-
     Raises ConfigError where it is no file, cannot be read or has more than `MOST_BYTES`.
     """
     try:

@@ -118,8 +118,6 @@ def text_line(at_s: float, level: str, logger: str, message: str, known: Mapping
     Args:
         at_s: Seconds since 1970.
         level: Such as `INFO`.
-        logger: Who says it.
-        message: What.
         known: What it is about; `model` and `request` are shown.
     """
     shown = " ".join(f"{name}={_word(known[name])}" for name in _SHOWN if known.get(name))
@@ -137,8 +135,6 @@ def printed_line(whose: str, known: Mapping[str, str], text: str) -> str:
 
     Args:
         whose: The process, such as `predictor 7`.
-        known: What the process works on.
-        text: What it printed.
     """
     return (json_line if _form == "json" else text_line)(time.time(), "INFO", whose, text, known)
 

@@ -44,7 +44,6 @@ class Choice:
     """Value of a setting that chooses a part.
 
     Attributes:
-        name: Of the part.
         argument: All that follows the first colon, as it was written; empty without one.
     """
 
@@ -68,7 +67,6 @@ class Opened(Generic[_Part]):
     """A part that was opened.
 
     Attributes:
-        part: Itself.
         where: The plug-in that it comes from, to be named in errors; empty for one of ours.
     """
 
@@ -81,8 +79,6 @@ class Installed:
     """A plug-in of another package, of any group.
 
     Attributes:
-        group: Of its entry point.
-        name: Of its entry point.
         value: Its module and function or class.
         package: Name and version of the package that brings it.
         problem: Why it cannot be imported; empty if it can.
@@ -121,7 +117,6 @@ class Kind(Generic[_Given, _Part]):
     """A kind of part that may come from another package.
 
     Attributes:
-        group: Of the entry points.
         what: The kind as a sentence names it, such as `registry`.
         builtin: Ours, by name: no plug-in may have their names.
         check: Says why something is no part of this kind; returns an empty text for one that is.

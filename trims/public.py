@@ -19,7 +19,6 @@ def imported(name: str, home: str, package: str = "trims") -> Any:
     """Return the module `home`, which the public name needs.
 
     Args:
-        name: As users write it.
         home: Full name of the module.
         package: What brings what it needs, as pip is given it.
 

@@ -95,7 +95,6 @@ class Tenants:
     """All tenants of a daemon; false if there are none.
 
     Args:
-        tenants: Those of the file.
         operator: User of the daemon. It and root belong to no tenant.
     """
 

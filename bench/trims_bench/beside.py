@@ -18,10 +18,6 @@ class Beside:
     Args:
         do: One round. It gets an event that is set once the rounds are to end, to wait on instead of sleeping.
         pause_s: Between two rounds.
-
-    Attributes:
-        rounds: How many were done.
-        longest_s: What the longest took.
     """
 
     def __init__(self, do: Callable[[threading.Event], object], *, pause_s: float = 0.0) -> None:

@@ -50,7 +50,6 @@ def call(
 
     Args:
         function: Of a module that the process can import.
-        given: Its arguments, JSON values.
         python: Interpreter; this one by default.
         env: All environment variables; `environment()` by default.
 
@@ -113,7 +112,6 @@ def started(
 
     Args:
         function: Of a module that the process can import. It yields twice; before the second time it waits for nothing.
-        given: Its arguments, JSON values.
         python: Interpreter; this one by default.
         env: All environment variables; `environment()` by default.
     """

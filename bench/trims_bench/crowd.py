@@ -24,9 +24,7 @@ def visit(runtime_dir: str, model: str, clients: int, at_ns: int) -> Iterator[di
     """Connect at a moment and have each client open the model once; those that are served stay until the end.
 
     Args:
-        runtime_dir: Of the daemon.
         model: Resident there.
-        clients: How many.
         at_ns: When, on the monotonic clock, which all processes share.
 
     Yields:

@@ -51,7 +51,6 @@ class Demo:
     """One run of it.
 
     Args:
-        daemon: That serves.
         mxnet: Interpreter of the MXNet environment, if there is one.
         repeat: Times each start is taken.
         processes: That share one model in the end.

@@ -64,7 +64,6 @@ class Rig:
     """Daemon, folder and sizes that a disturbance works with.
 
     Attributes:
-        folder: For checkpoints.
         did: Work done, reported at its end; the proof that it disturbed.
     """
 
@@ -233,7 +232,6 @@ class Disturbance:
     """One row of the figure.
 
     Attributes:
-        what: For people.
         begin: Prepares, disturbs for the length of the block, and reports its work.
         room: Bytes of shared memory it needs.
     """

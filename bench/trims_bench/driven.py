@@ -49,7 +49,6 @@ class DrivenBooks:
     """Books with idle replicas, as many as fit, so that whatever comes next has to evict or to wait.
 
     Args:
-        replicas: How many.
         policy: Name of the eviction policy.
     """
 
@@ -133,8 +132,6 @@ class CrowdedBooks(DrivenBooks):
     Args:
         shared: Replicas that many sessions read.
         sole: Replicas that one session reads, each with its last lease.
-        sessions: How many.
-        leases: Of each session.
         waiters: Opens with a deadline that wait.
         one_image: They wait for one image that needs the whole place; else each for an image of its own.
 

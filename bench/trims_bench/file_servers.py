@@ -40,7 +40,6 @@ class FileServer:
 
     Attributes:
         port: Without TLS.
-        tls_port: With TLS.
         slow_port: With a limit of bandwidth for each connection.
         sent_log: Bytes that it has sent there, a line for each answer.
         certificate: Of the authority that the certificate is from: itself.

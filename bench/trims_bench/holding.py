@@ -38,10 +38,7 @@ def held(
     """Several processes that have answered and stay, weights attached, until the block ends; yields their ids.
 
     Args:
-        count: How many.
-        model: Its manifest.
         arrays: Architecture and framework that `trims_bench.models.inputs` makes requests for.
-        runtime_dir: Of the daemon.
         python: Interpreter; this one by default.
         env: Variables beside the usual ones.
         artifact: File that the framework loads alone; None for weights from trims.
@@ -107,7 +104,6 @@ def first_answer_ns(shipped: Shipped, artifact: Path, environments: Mapping[str,
 
     Args:
         shipped: Model.
-        artifact: Its published file.
         environments: Interpreters of frameworks with an environment of their own.
         alone: Whether by its framework alone; else over a daemon of its own, which has read nothing of the model.
     """

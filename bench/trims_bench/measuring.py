@@ -65,7 +65,6 @@ class Samples:
     """Measurements of one side, in the order in which they were taken.
 
     Attributes:
-        of: What was done, for people.
         unit: `ns`, `bytes`, or what was counted.
     """
 
@@ -176,7 +175,6 @@ class Figure:
     """Result of one part of a benchmark.
 
     Attributes:
-        name: Of the part.
         title: What is measured, in a sentence.
         notes: What a reader must know to judge it.
         evaluation: Id of the evaluation that it was read from; empty if it was measured for itself.

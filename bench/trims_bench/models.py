@@ -38,7 +38,6 @@ class Architecture:
         shape: Entries of the configuration that differ from the library's.
         small: The same where size does not matter; for MXNet the name of another model of the zoo.
         sees_images: Whether it takes pictures; else it takes tokens.
-        output: What it answers with.
     """
 
     name: str
@@ -173,13 +172,10 @@ def manifest(
     """Return a manifest as a user would write it.
 
     Args:
-        name: To register it by.
         architecture: One of `ARCHITECTURES`.
         framework: `torch`, `onnxruntime` or `mxnet`.
         small: Whether its size does not matter.
         artifact_format: `torch` for a state dict by `torch.save`, where the framework's usual format does not do.
-        seed: Of the weights.
-        options: Of the conversion.
         predictor: Settings of its predictors.
     """
     builder, usual, version = _BUILDERS[framework]
@@ -226,10 +222,7 @@ class Shipped:
     """Model of the manifests folder.
 
     Attributes:
-        name: As registered.
-        title: For people.
         architecture: One of `ARCHITECTURES`.
-        framework: That runs it.
     """
 
     name: str

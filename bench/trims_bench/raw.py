@@ -28,9 +28,6 @@ class RawClient:
     Args:
         path: The attach door's socket. Raises OSError if no daemon listens there.
         timeout_s: Longest time one read or write waits; None for ever.
-
-    Attributes:
-        sock: To be polled.
     """
 
     def __init__(self, path: str, timeout_s: float | None = 10.0) -> None:

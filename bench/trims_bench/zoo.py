@@ -35,10 +35,7 @@ class Model:
     """One of them.
 
     Attributes:
-        name: As registered.
         folder: As `save_pretrained` wrote it.
-        answer: What one run gives.
-        nbytes: Of its weights.
     """
 
     name: str
@@ -76,8 +73,6 @@ class Load:
 
     Attributes:
         zipf: Exponent: model number n is asked for as often as 1 / n ** zipf; 0 for all alike.
-        clients: How many of them.
-        seconds: How long.
     """
 
     zipf: float

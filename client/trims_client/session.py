@@ -137,7 +137,6 @@ class Session:
         """Attach to a registered model; loads it if it is not resident.
 
         Args:
-            name: As registered.
             place: `auto` or None for the manifest's place; without one, wherever on the host the bytes are now: in
                 shared memory, in an image on disk, or in the artifact's own file. `cpu`, `disk`, `file`, `gpu` or
                 `gpu:N` for that place only. Several places are tried in order: the next one if the daemon or this
@@ -321,7 +320,6 @@ class Session:
 
         Args:
             message: The request.
-            deadline: For all of it.
             waits: Try again until the deadline, if there is one: the daemon may be just being restarted.
         """
         sent_before = False

@@ -22,7 +22,6 @@ class Context:
 
     Attributes:
         model: Name of the model.
-        version: Of its manifest.
         options: `predictor.options` of its manifest.
         attributes: `attributes` of its manifest.
         inputs: What the predictor is given; empty if the manifest does not say it: it states what requests bring, which

@@ -76,6 +76,27 @@ def test_a_fragment_would_be_found(text: str, tmp_path: Path) -> None:
     assert _FRAGMENT.match(text)
 
 
+#: First words of a fragment in a line about a parameter or an attribute.
+_FRAGMENT_OF_A_LINE = re.compile(r"(Of|For|Its?|As|Those|That|The same|None|False|True|See|Which|Who|Whose)\b")
+#: A line about a parameter or an attribute.
+_ABOUT = re.compile(r" {4}\*{0,2}\w+: (.*)")
+#: Lines that begin with a fragment still; the number only falls.
+_FRAGMENTS = 500
+
+
+def test_lines_about_parameters_begin_with_a_verb_or_a_noun() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {match[1]}"
+        for file in _texts()
+        if file.suffix == ".py" and "_pb2" not in file.name
+        for number, text in _descriptions(file)
+        for line in text.splitlines()
+        if (match := _ABOUT.fullmatch(line)) and _FRAGMENT_OF_A_LINE.match(match[1])
+    ]
+    assert len(found) <= _FRAGMENTS, found
+    assert len(found) == _FRAGMENTS, f"only {len(found)} are left: lower the number"
+
+
 def _tests() -> list[tuple[str, str]]:
     """Every test: where it is, and its name."""
     files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "trims" / "testing").glob("*.py")]

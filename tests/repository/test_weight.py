@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53305,
-    "client/trims_client": 5035,
-    "predictors/trims_predictors": 20886,
-    "bench/trims_bench": 13995,
+    "trims": 53088,
+    "client/trims_client": 5023,
+    "predictors/trims_predictors": 20672,
+    "bench/trims_bench": 13886,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

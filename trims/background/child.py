@@ -51,7 +51,6 @@ class Copier:
     """The requests of one connection.
 
     Args:
-        connection: To the daemon.
         sleep: Waits for as many seconds; None to end meanwhile if the daemon does.
         share: What it may take of a processor while the bandwidth is limited.
     """

@@ -161,7 +161,6 @@ class Copiers:
         """Do a task. Return the digests by name. Blocks.
 
         Args:
-            order: What to do.
             bytes_per_s: The bandwidth; None for no limit.
             moved: Called after each slice with its bytes and the seconds that it took; may wait.
             is_awaited: Whether a request has come to wait for it.

@@ -30,10 +30,6 @@ class RateLimiter:
         clock: Monotonic seconds.
         sleep: Waits for as many seconds.
         copiers: Processes that do the work; None for some of its own.
-
-    Attributes:
-        bytes_per_s: As given.
-        copiers: As given.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class RateLimiter:
         """Wait, after bytes were moved, as long as they take at the bandwidth, behind those of all other work.
 
         Args:
-            nbytes: How many.
             is_awaited: Whether a request waits for the work; ends the pause.
             took_s: Seconds that moving them took, which count.
         """
@@ -75,7 +70,6 @@ class Behind:
     """One piece of work behind readers.
 
     Args:
-        pace: Of all such work.
         is_awaited: Whether a request has come to wait for it.
     """
 
@@ -88,7 +82,6 @@ class Behind:
         """Have a copier do a task at the bandwidth. Return the digests by name. Blocks.
 
         Args:
-            order: What to do.
             on_progress: Called with the bytes done so far; an exception from it ends the task.
 
         Returns:

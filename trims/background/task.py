@@ -33,7 +33,6 @@ class Part:
 
     Attributes:
         begin: Where it begins in the whole.
-        nbytes: Its length.
         file: Number of its file.
         offset: Where it begins in that file.
     """
@@ -71,7 +70,6 @@ class Order:
     """A task with its descriptors.
 
     Attributes:
-        task: What to do.
         files: Descriptors that may be read, by their number in the task.
         target: A descriptor that may be read and written, of the whole's length, all zeros; None to hash only.
     """
@@ -85,7 +83,6 @@ class SourceFailedError(Exception):
     """A file that is read from ended early, or cannot be read.
 
     Attributes:
-        file: Its number.
         at: Offset up to which it could be read.
         errno: What the kernel said; None for a file that ended.
     """

@@ -48,7 +48,6 @@ class Facts:
         versions: Of the driver; None if it does not say.
         surveyed: By NVML; partitioned GPUs and their parts.
         no_survey: Why there is no survey.
-        seen: By CUDA.
         not_seen: Why CUDA sees nothing.
     """
 

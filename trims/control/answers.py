@@ -21,11 +21,8 @@ class Holder:
     """A session that holds leases of a replica.
 
     Attributes:
-        session: Its number.
         pid: Its process; 0 if it is gone already.
         uid: The user of that process.
-        agent: What the client calls itself.
-        leases: How many it holds.
     """
 
     session: int
@@ -40,13 +37,10 @@ class Replica:
     """One image at one place.
 
     Attributes:
-        key: Of the image.
         place: `cpu`, `disk` or `gpu:N`.
         state: `queued`, `filling`, `sealed`, `draining` or `freeing`.
         waiters: Requests that wait for it.
         keep_left_s: Seconds until its keep-alive ends; None: it stays until its room is needed.
-        cost_s: What filling it took.
-        uses: How often it was opened.
         idle_s: Seconds since its last use; 0 while it is held.
         digest: blake3 of the image; empty while it is not sealed.
         location: Where its bytes are: name of a segment, path, or image of a keeper.
@@ -98,7 +92,6 @@ class Model:
         format: Of its artifact; empty until it was looked into.
         key: Of its image; empty until it was looked into.
         replicas: Where its image lies, fastest place first.
-        manifest_json: Its manifest.
         image_bytes: Length of its image; 0 until it was converted.
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
@@ -162,7 +155,6 @@ class ModelAlias:
 
     Attributes:
         label: Of `name@label`; empty for the plain name.
-        version: That it leads to.
         previous: What it led to before; empty if that is gone, or it never was.
     """
 
@@ -176,7 +168,6 @@ class Aliases:
     """Versions and aliases of a model.
 
     Attributes:
-        name: Of the model.
         versions: In the order in which they were registered.
         aliases: The plain name first.
         unconfirmed: Watchers of models, such as endpoints, that did not confirm a switch within two seconds, or never
@@ -191,11 +182,7 @@ class Aliases:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier, and how full it is.
-
-    Attributes:
-        policy: Which idle replica goes first.
-    """
+    """One tier, and how full it is."""
 
     place: str
     capacity_bytes: int
@@ -287,12 +274,9 @@ class Stats:
         gpu_off: Why there is no tier for GPUs; empty if there is one.
         unverified_bytes: Left by an earlier daemon, still to be read and hashed.
         max_files: Files that the daemon may have open.
-        max_sessions: Of them for sessions.
-        max_images: Of them for images.
         images: Images that are open now.
         endpoint: URL of the inference endpoint that the daemon has started; empty if it does not answer.
         endpoint_off: Why it does not.
-        tenants: What each tenant holds.
     """
 
     counters: dict[str, int]
@@ -406,11 +390,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A replica went from one state to another.
-
-    Attributes:
-        names: That stand for its image.
-    """
+    """A replica went from one state to another."""
 
     key: str
     place: str
@@ -446,7 +426,6 @@ class Report:
 
     Attributes:
         findings: A sentence for each fault; none is good news.
-        replicas: How many were examined.
         verified_bytes: How many bytes were read and verified.
         verified_by: They by the way in which they were: `blake3` on the host; or, for what a device sums up itself,
             `products` or `plain`, or `host` if the host summed the same bytes up again. Empty from an older daemon.

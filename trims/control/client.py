@@ -231,8 +231,6 @@ class Admin(_Door):
         Args:
             name: A registered model.
             key: Of the image that ran. Nothing is kept if the name stands for another one by now.
-            inputs: Of the run.
-            outputs: Of the run.
 
         Raises ModelNotFoundError, CallerError.
         """

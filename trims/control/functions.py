@@ -39,7 +39,6 @@ def function_manifest(
     """Return the manifest of a function, which refers to its model by name.
 
     Args:
-        file: With the handler.
         model: That it gets as its first argument.
         form: What it gets the model as, one of `FORMS`; None for the first.
         handler: Name of the function in the file; None for `handler`.

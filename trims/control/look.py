@@ -26,7 +26,6 @@ class Tensors(NamedTuple):
     """Tensors of an artifact.
 
     Attributes:
-        number: How many, tied ones included.
         nbytes: Of those that are not tied.
         dtypes: How many have each data type, the most frequent first.
     """
@@ -60,8 +59,6 @@ def look(main: Path, options: Mapping[str, Any], format_name: str = "") -> Found
     """Look into an artifact, reading headers and graphs and no weights.
 
     Args:
-        main: Its main file.
-        options: Of its conversion.
         format_name: As the manifest states it; empty to detect it.
 
     Raises ArtifactError or NotSupportedError for what no converter takes.

@@ -45,8 +45,6 @@ def register(
     """Register a manifest, an artifact, or the folder of a Hugging Face model.
 
     Args:
-        source: Which.
-        name: For an artifact.
         replace: Replace another manifest of the same name.
         options: `artifact.options` for an artifact, such as `state_key` and `task`.
         fields: Others of its manifest; see `stated_fields`.
@@ -82,7 +80,6 @@ def replaced_by(made: pb.Model, before: Sequence[Model], *, replaced: bool) -> M
     """Return which of the versions that a model had before was replaced by a registration; None for none.
 
     Args:
-        made: What was registered.
         before: Versions that were registered before, that of the plain name first.
         replaced: Whether another one might be replaced.
     """

@@ -36,7 +36,6 @@ class Checked(NamedTuple):
     """One file.
 
     Attributes:
-        file: As it was named.
         name: Of the model; empty if the file does not say it.
         problems: In the order of lines; empty for a manifest that is right.
     """
@@ -50,7 +49,6 @@ def check_manifests(files: Sequence[Path], picker: InterpreterSelection) -> list
     """Check each file, and that no two have one name.
 
     Args:
-        files: Of manifests.
         picker: Says which frameworks there are.
     """
     found = [_check(file, picker) for file in files]

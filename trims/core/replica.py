@@ -81,7 +81,6 @@ class Replica:
 
     Attributes:
         key: Image key.
-        place: Where.
         generation: Which incarnation; completions of an older one are stale. Rises with the order of arrival.
         state: See `State`.
         nbytes: Size in bytes, 0 while unknown.

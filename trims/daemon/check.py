@@ -35,7 +35,6 @@ class Report:
 
     Attributes:
         findings: A sentence for each fault.
-        replicas: How many were examined.
         verified_by: Bytes that were verified, by way: `blake3`, or how a device summed them (see `Verdict`).
     """
 

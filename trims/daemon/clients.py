@@ -59,7 +59,6 @@ class Connection:
 
     Attributes:
         inbox: Messages that were read and not handled yet: a connection has a few handled in each turn.
-        queued: It waits for its turn.
         interest: Events its socket is polled for.
         tenant: Its tenant; None for the operator.
         process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.

@@ -90,7 +90,6 @@ class Config:
         environments_dir: Where `trims env create` makes environments.
         converter_memory_bytes: Private memory of a converter child.
         converter_time_s: Its wall seconds.
-        converters: How many run at once.
         workers: Fills that run at once.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
         download_capacity_bytes: Files fetched from addresses, in the state folder. Default: as for images on disk.
@@ -117,7 +116,6 @@ class Config:
             `yes`: or the daemon does not start.
         endpoint_flags: Flags for it, as `trims endpoint` takes them.
         trace: Record every request as a trace, and not only those whose clients ask for it.
-        trace_level: How deep traces go.
         verify: Check every invariant after every event. Slow; for tests.
         log_level: debug, info, warning or error; of the endpoint and of keepers, too.
         log_format: `text`, or `json` for one object a line.

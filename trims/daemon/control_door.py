@@ -105,10 +105,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         attach: Knows which process holds which lease.
         path: The Unix socket.
         devices: Reported by Stats and Resident.
-        budget: Of descriptors; reported by Stats.
         endpoint: Beside the daemon; reported by Stats.
         boot: Identifies this life of the daemon.
-        version: Of the package.
         state_dir: Reported by Health.
         on_shutdown: Called with `purge` when a request asks the daemon to end.
         transfers: Pulls and pushes.

@@ -44,7 +44,6 @@ class EndpointKeeper:
     """Starts the endpoint, and starts it again. Constructing it starts nothing.
 
     Args:
-        command: What is run.
         runtime_dir: Folder of the daemon's sockets, in which the endpoint says where it answers.
         off: Why there is to be none; empty if there is to be one.
         pause_s: Seconds between its first death and the next start.
@@ -147,7 +146,6 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
     """Return the endpoint of a daemon with these settings.
 
     Args:
-        config: Of the daemon.
         missing: Says what is not installed; empty if nothing.
 
     Raises:

@@ -26,7 +26,6 @@ class Registrations:
 
     Args:
         store: Learns of each change.
-        registry: Is changed.
         transfers: Removes downloads that no model has any more.
     """
 

@@ -170,8 +170,6 @@ class Requests:
         """Have the store answer.
 
         Args:
-            connection: Whose request it is.
-            request: What is asked.
             over: Called with the error, or None, before the answer is sent.
         """
         tenant = connection.tenant

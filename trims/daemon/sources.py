@@ -28,7 +28,6 @@ class Sources:
     """Sources of one daemon.
 
     Args:
-        config: Its settings.
         catalog: Says which images names stand for.
 
     Attributes:

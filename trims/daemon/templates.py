@@ -44,7 +44,6 @@ class Caller(NamedTuple):
     """A client, as far as it decides about templates.
 
     Attributes:
-        uid: Its user.
         tenant: Its tenant; empty for the operator.
         identity: See `identity_of`; only the user where the daemon may not look at another user's process.
         confined: It may do less than the daemon: filters of system calls bind it, or it can gain no rights.

@@ -72,7 +72,6 @@ class Pushing:
         moved: Its progress; None before the first byte.
         over: Set at its end.
         error: Why it failed.
-        note: What was pushed, for people.
     """
 
     moved: Moved | None = None
@@ -86,8 +85,6 @@ class Transfers:
     """Pulls and pushes of one daemon.
 
     Args:
-        store: Has the images.
-        registry: Has the manifests.
         sources: Moves bytes.
     """
 

@@ -63,8 +63,6 @@ def make(
     """Make an environment, or find it.
 
     Args:
-        env_store: Where.
-        request: What.
         tell: Called with a line for people at each step that takes long.
 
     Returns:

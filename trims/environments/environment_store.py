@@ -62,11 +62,8 @@ class Made:
     """An environment that is ready.
 
     Attributes:
-        name: Of its folder.
-        folder: All of it.
         python_version: In full: `3.11.7`.
         platform: `linux-x86_64`.
-        requested: What was asked for.
         versions: Package -> version, as locked.
         tool: What made it: `uv 0.5.1` or `pip 25.1`.
         trims: The version of trims that made it.
@@ -109,11 +106,7 @@ class Made:
 
 
 class EnvironmentStore:
-    """The folder of made environments. It need not be there.
-
-    Args:
-        folder: See the module.
-    """
+    """The folder of made environments. It need not be there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

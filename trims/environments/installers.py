@@ -56,7 +56,6 @@ class Installer(ABC):
 
         Args:
             python: Interpreter that they are for.
-            requirements: As a user writes them.
             folder: Scratch folder for the installer's files.
             lock_fd: Descriptor of the environments' lock, which the installer inherits.
 
@@ -73,11 +72,7 @@ class Installer(ABC):
 
 
 class _Uv(Installer):
-    """uv.
-
-    Args:
-        program: Its path.
-    """
+    """uv."""
 
     name = "uv"
 

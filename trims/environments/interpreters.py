@@ -33,8 +33,6 @@ class Interpreter:
     """One Python.
 
     Attributes:
-        path: How it is started.
-        version: In full.
         platform: `linux-x86_64`.
     """
 

@@ -44,7 +44,6 @@ class Lock:
         pins: Sorted by name.
         python: `3.11`.
         platform: As `sysconfig.get_platform` has it: `linux-x86_64`.
-        requested: What was asked for.
     """
 
     pins: tuple[Pin, ...]

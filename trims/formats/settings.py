@@ -20,7 +20,6 @@ def check_settings(manifest: Manifest, chosen: Converter | None, main: Path | No
     """Raise NotSupportedError for settings with which every request would fail.
 
     Args:
-        manifest: Of a model.
         chosen: Reads its artifact; None if nothing says which converter does.
         main: File of the artifact; None if it is not here yet, where the task that the manifest states counts.
 

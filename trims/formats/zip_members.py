@@ -34,7 +34,6 @@ def stored_members(fd: int, nbytes: int, *, directory_bytes: int | None = None) 
 
     Args:
         fd: The file.
-        nbytes: Its length.
         directory_bytes: Of a larger directory nothing is read; None for `DIRECTORY_BYTES`.
 
     Raises NotInPlaceError for a file that is no zip file or does not begin with one, or has a member that is

@@ -35,7 +35,6 @@ class SafetensorsHeader(NamedTuple):
         layout: All tensors; offsets from the start of the data block.
         metadata: The `__metadata__` strings.
         data_start: Where the data block begins in the file, in bytes.
-        data_bytes: Its length.
     """
 
     layout: Layout

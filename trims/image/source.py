@@ -36,8 +36,6 @@ class SourceFile:
     """A file as it was when it was described.
 
     Attributes:
-        path: Where it is.
-        nbytes: Its length.
         stamp: Device, inode and modification time in ns: another stamp is another file.
     """
 

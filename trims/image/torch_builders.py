@@ -29,7 +29,6 @@ def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torc
 
     Args:
         call: `package.module:function`.
-        arguments: Its keyword arguments.
         what: Whose module it is, for messages.
         origin: Folder of the manifest, where the builder may lie; empty if there is none.
 

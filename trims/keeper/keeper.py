@@ -292,7 +292,6 @@ class Keeper:
 
         Args:
             held: The image.
-            head_fd: Its head.
             on_progress: Called meanwhile, with all bytes.
             fd: The file that was copied; None if it was another device's memory.
         """

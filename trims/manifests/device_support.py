@@ -23,7 +23,6 @@ def why_not_on_device(manifest: Manifest, framework: str, versions: Versions | N
     """Return why no request of a model can be answered where its manifest keeps it, and what to do; empty for nothing.
 
     Args:
-        manifest: Of the model.
         framework: The one that runs it; empty if nothing says it.
         versions: Looks into the environment of the predictors; None where devices are no NVIDIA GPUs.
     """

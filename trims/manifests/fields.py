@@ -58,7 +58,6 @@ def written(read: Callable[[Any, str], Any], instead: Mapping[str, Any], descrip
     Args:
         read: Function of a value and its place to the value that the field gets. Raises ValueError, TrimsError.
         instead: JSON schema of all ways.
-        description: Of the field.
         extra: A `hint`, if the type does not say it.
     """
     return about(description, extra={"read": read, **extra}, extra_json_schema={"instead": dict(instead)})

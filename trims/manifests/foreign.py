@@ -35,7 +35,6 @@ def foreign_fields(raw: Mapping[str, Any], where: str, origin: str = "") -> dict
 
     Args:
         raw: The manifest.
-        where: Its address, for errors.
         origin: Folder that relative paths begin at here: a field that names a file there leads to this machine's files.
 
     Raises AddressRefusedError naming the field that leads to this machine's files, to a host, or to code, and
@@ -106,7 +105,6 @@ def foreign_manifest(raw: object, address: str) -> dict[str, Any]:
     """Return a manifest that lies at an address, as it is registered here.
 
     Args:
-        raw: As it was read.
         address: Where: paths in it are those of files beside it.
 
     Raises ManifestError for what is none, AddressRefusedError for what one from elsewhere may not name.

@@ -36,7 +36,6 @@ def framework_in(manifest: Manifest, format_name: str) -> str:
     """Return the framework that runs a model; empty if nothing says it.
 
     Args:
-        manifest: Of the model.
         format_name: Of its artifact, as it was found; empty until something looked.
     """
     if manifest.framework is not None:
@@ -61,7 +60,6 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
     Such a model is no mistake: sessions open its tensors. `trims add` prints the reason, before a first request fails.
 
     Args:
-        manifest: Of the model.
         format_name: Of its artifact, as it was found; empty until something looked.
         files: Of its artifact, as they were found; none until something looked.
     """
@@ -95,8 +93,6 @@ def check_unread_options(name: str, settings: PredictorSettings, framework: str)
     """Raise NotSupportedError for options that nothing would read; a predictor of one's own may read any.
 
     Args:
-        name: Of the model.
-        settings: Of its manifest.
         framework: The one that runs it; empty if nothing says it.
     """
     unknown = options_for_frameworks(settings)

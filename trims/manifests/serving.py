@@ -37,7 +37,6 @@ class TensorType:
     """One input or output.
 
     Attributes:
-        name: As requests name it.
         dtype: A name of the Open Inference Protocol.
         shape: Lengths of its dimensions; -1 for any. `(-2,)` if a graph does not say how many dimensions there are.
         labels: Of an output: file with one line for each of its elements, relative to the manifest's folder; or empty.

@@ -91,8 +91,6 @@ def check_options(given: Mapping[str, Any], task: str, *, is_static: bool = Fals
     """Raise NotSupportedError for an option that a task has not, or a value that the option cannot have.
 
     Args:
-        given: As the manifest states them.
-        task: Of the model.
         is_static: Its embeddings are made by a table of tokens, and by no transformer.
     """
     known = _STATIC if is_static else OPTIONS[task]

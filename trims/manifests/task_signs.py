@@ -73,7 +73,6 @@ def task_of_weights(config: Mapping[str, Any], names: Collection[str], *, sees: 
     Args:
         config: `config.json`.
         names: Of its tensors; none if they are not known.
-        sees: Its inputs are pictures.
     """
     kind = str(config.get("model_type", ""))
     if kind in HEARING or is_of_frames(config):

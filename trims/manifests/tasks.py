@@ -23,7 +23,6 @@ class Task(NamedTuple):
     Attributes:
         auto: Class of transformers that makes the module for a configuration.
         inputs: What requests bring, by the names that answers to them are documented with.
-        outputs: What answers have.
         reads: What prepares inputs: `tokenizer`, `image_processor` or `feature_extractor`.
         by_row: Each row of the answer follows from one row of the inputs, so that requests may run together. In the
             other tasks an input is for the whole request, or the longest row makes the answer's shape.

@@ -37,7 +37,6 @@ class LargePages:
 
     Args:
         fd: The segment, open for writing, all holes.
-        nbytes: Its length.
         gently: Give way to other threads from the first large page on, and not only once one has been slow.
     """
 

@@ -15,7 +15,6 @@ class Pages(NamedTuple):
     Attributes:
         fd: Open for reading; the mapping does not need it afterwards.
         begin: Where they lie in the mapping.
-        nbytes: How many.
         offset: Where they begin in the file.
     """
 

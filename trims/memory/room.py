@@ -53,8 +53,6 @@ def no_memory(nbytes: int, available: int, promised: int = 0) -> NoSpaceError:
     """Return the error for memory that machine or control group does not have.
 
     Args:
-        nbytes: What was needed.
-        available: What there was.
         promised: What of it drafts will still take.
     """
     spoken_for = f", {format_bytes(promised)} of them spoken for" if promised else ""

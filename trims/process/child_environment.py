@@ -95,7 +95,6 @@ def pick(names: Iterable[str], given: Mapping[str, str] | None = None) -> dict[s
     """Return the variables of these names that are set.
 
     Args:
-        names: Which.
         given: Where; None for this process's environment.
     """
     found = os.environ if given is None else given

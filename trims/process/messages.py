@@ -43,7 +43,6 @@ def send(
     """Send one message.
 
     Args:
-        sock: To the other process.
         message: JSON values.
         fds: Descriptors to send along.
         long: Send a message that is too long for a packet in a file; the receiver must expect that.
@@ -75,7 +74,6 @@ def receive(
     """Return the next message and its descriptors, which are the caller's; None once the other side is gone.
 
     Args:
-        sock: To the other process.
         most_fds: Descriptors that a message may bring.
         long_bytes: Bytes of a message that may come in a file; 0 if none may.
 

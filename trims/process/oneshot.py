@@ -31,7 +31,6 @@ class Finished:
         """Return the last lines of its standard error.
 
         Args:
-            lines: How many.
             otherwise: What is returned if there are none.
         """
         return "\n".join(self.err.strip().splitlines()[-lines:]) or otherwise

@@ -18,7 +18,6 @@ def install_words(package: str, python: str = "") -> str:
     In a container in which pip has no folder to write to, the image has to bring it.
 
     Args:
-        package: As pip is given it.
         python: Interpreter that it is for; empty where there is only one.
     """
     if _in_container() and not _can_install():

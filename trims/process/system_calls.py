@@ -29,7 +29,6 @@ class SystemCall(NamedTuple):
     """One call.
 
     Attributes:
-        needed_for: What does not work without.
         trial: Makes it, without an effect; raises OSError if it is refused.
     """
 

@@ -131,7 +131,6 @@ class Registry(ManifestRegistry, Protocol):
         """Have an alias lead to a version, in one transaction, and return what the model has then.
 
         Args:
-            name: Of the model.
             label: Made if it is not there; empty for the plain name.
             version: That is registered; empty for what the alias led to before.
 

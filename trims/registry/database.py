@@ -235,8 +235,6 @@ def explain(
     """Return the error that an error of sqlite means for an operator; the error itself if it is a bug of ours.
 
     Args:
-        error: As sqlite raised it.
-        path: Of the database.
         frozen: Whether it is a copy in memory, which takes no changes.
         remedy: What to do after a damaged file was moved away.
     """

@@ -72,8 +72,6 @@ def check(connection: sqlite3.Connection, path: Path, *, had_log: bool) -> None:
     """Check that a database has all changes that were made to it.
 
     Args:
-        connection: To it.
-        path: Its path.
         had_log: Whether a log lay beside it before it was opened. Then what lacks was lost with the machine's power,
             which nothing can bring back.
 

@@ -32,7 +32,6 @@ def time_limited(registry: Registry, where: str, *, patience_s: float = _PATIENC
     """Return a registry whose every method may raise DeadlineError, and InternalError for an exception of its own.
 
     Args:
-        registry: Of a plug-in.
         where: The plug-in, to be named in errors.
         patience_s: Seconds that a caller waits for one call.
     """

@@ -33,7 +33,6 @@ class Entry:
     Attributes:
         row: Name that everything known of this version is kept under: the model's name while it has one version, else
             `name@version`.
-        manifest: Of this version.
     """
 
     row: str
@@ -58,7 +57,6 @@ class Versions:
     """All versions of one model.
 
     Attributes:
-        name: Of the model.
         registered: Its versions, in the order in which they were registered.
         aliases: By label; the plain name's is `PLAIN`.
     """

@@ -43,7 +43,6 @@ class ImageDescription:
         digest: blake3 of its bytes, in hex.
         nbytes: Length.
         checksums: Of its bytes: at least `crc64nvme`.
-        file: Its name beside the description.
         format: Of the artifact that it was made from.
         recipe: What besides the artifact's bytes decided it.
         manifest: The fields of the model's manifest that hold on any machine.

@@ -60,7 +60,6 @@ class Downloads:
         """Remove what was used least recently until a set fits the capacity, if it ever does.
 
         Args:
-            nbytes: Of the set.
             room_bytes: Left by the others, also by those that are being fetched.
             busy: Folders that stay.
 

@@ -41,7 +41,6 @@ class Folder:
 
     Args:
         downloads: The folder of all downloads.
-        address: As a manifest names it.
         files: All that lies there, with their versions.
     """
 

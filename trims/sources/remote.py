@@ -40,10 +40,8 @@ class Fetched:
     """Content of an address, as it was fetched.
 
     Attributes:
-        address: As it was asked for.
         pinned: With its version, as far as its scheme has a way.
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
-        digests: Of each file, by algorithm.
         folder: Where the files lie under their names.
         pushed: The image was pushed there by this daemon.
         proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
@@ -103,7 +101,6 @@ class Remote:
 
     Args:
         fetcher: Moves bytes.
-        lock: What was found before.
         downloads: Where files lie whose scheme has no place of its own.
         prove_first: Hash also the files that lay in a hub's cache already, before anything is served from them.
     """

@@ -29,7 +29,6 @@ def with_siblings(opened: Opened, address: str, open_one: Callable[[str], Opened
 
     Args:
         opened: The address; if it holds several files, nothing is added.
-        address: As it was asked for.
         open_one: Looks at an address.
         stated: Names of further files that a manifest states.
 

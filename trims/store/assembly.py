@@ -147,9 +147,7 @@ def build_store(
         policies: One instance for each place.
         resolver: Names to images.
         catalog: Keeps what is remembered between lives.
-        limits: For converter children.
         settings: By default those of `StoreSettings`.
-        surroundings: By default the real world.
         quotas: What each tenant may hold, by its name.
     """
     settings, world = settings or StoreSettings(), surroundings or Surroundings()

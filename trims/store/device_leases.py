@@ -43,7 +43,6 @@ class DeviceLeases:
         shell: Knows leases and memory.
         residency: The books; read under the shell's lock.
         workspace: What models need beside their bytes.
-        counters: What is counted for operators.
         have: Brings an image to a place for the store's own sake: key, place, keep-alive, callback for the outcome.
         lease: Leases exactly one image for a session: session, key, place, callback for the outcome.
         clock: Monotonic seconds.

@@ -61,7 +61,6 @@ class Opens:
         resolver: Knows what names stand for.
         pins: Records the pins that manifests state.
         workspace: Records the needs that manifests state, and knows what models need on a device.
-        counters: What is counted for operators.
         due_at: Called with the clock time of each deadline, so that the store looks at it then.
         keep_alive_s: For models whose manifest states none.
         pools: Makes the workers of lookups.

@@ -38,7 +38,6 @@ class OrderEvents:
         feed: Lets an event happen.
         residency: The books.
         shell: Knows where images are, and waits for changes.
-        runner: Has the memory.
         catalog: Knows which names stand for an image.
         clock: Monotonic seconds.
     """

@@ -164,7 +164,6 @@ class ReadModel:
         runner: Knows the memory.
         catalog: Knows the names.
         resolver: Knows what names stand for.
-        counters: Of the store.
         clock: Monotonic seconds.
     """
 

@@ -85,7 +85,6 @@ class Shell:
         runner: Does what takes time; its reports must be fed.
         watchers: Get every change of state.
         notices: Get what sessions are to know of their leases.
-        counters: What is counted for operators.
         verify: Check every invariant after every event.
         clock: Monotonic seconds.
 

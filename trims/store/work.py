@@ -37,7 +37,6 @@ class Pool(Protocol):
         """Have it run soon, in another thread; False if the pool has stopped. Never blocks, never raises.
 
         Args:
-            work: What to do.
             tenant: On whose behalf; None for the daemon's own user.
         """
         ...
@@ -65,7 +64,6 @@ class ThreadPool:
 
     Args:
         name: Threads are called by it.
-        threads: At most.
         niceness: Of its threads: `BEHIND` or `LAST` for what keeps a processor busy.
     """
 
@@ -133,8 +131,6 @@ class PoolsByMount:
 
     Args:
         pools: Makes them.
-        name: Of each.
-        threads: Of each, at most.
     """
 
     def __init__(self, pools: Pools, name: str, threads: int) -> None:

@@ -84,7 +84,6 @@ def write_plugin(folder: Path, module: str, source: str, **formats: str) -> None
     Args:
         folder: To be put on `sys.path` by the caller.
         module: Name of the module and of the distribution.
-        source: Its Python text.
         formats: Format name -> name of the class in the module.
     """
     (folder / f"{module}.py").write_text(source)

@@ -276,10 +276,8 @@ class DeviceTier(Tier, Protocol):
     """A tier whose memory the daemon cannot reach: copies are its own affair. Its drafts have no descriptor.
 
     Attributes:
-        uuid: Of the device.
         peers: UUIDs of the devices it can copy from directly.
         reserve_bytes: Left free beside the capacity, for the work of sessions that read there.
-        unit_bytes: In which it gives memory.
     """
 
     uuid: str

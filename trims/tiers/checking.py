@@ -30,11 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Skipped:
-    """Replicas that a scan left alone, by reason.
-
-    Args:
-        place: Where the scan looks.
-    """
+    """Replicas that a scan left alone, by reason."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

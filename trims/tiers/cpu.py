@@ -27,7 +27,6 @@ class CpuTier:
 
     Args:
         driver: Makes them.
-        capacity_bytes: What residency may put here.
         large_pages: Have the kernel use large pages for all segments that can.
     """
 

@@ -34,7 +34,6 @@ class DiskTier:
 
     Args:
         folder: Made if it is not there.
-        capacity_bytes: What residency may put here.
     """
 
     place: Place = DISK

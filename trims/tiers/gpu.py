@@ -38,7 +38,6 @@ class GpuTier:
     Args:
         number: Of the place: `gpu:0` is number 0 of this daemon, whatever CUDA calls it.
         find: The socket of the device's keeper; starts one if none serves.
-        capacity_bytes: What residency may put here.
         reserve_bytes: See `DeviceTier.reserve_bytes`.
     """
 

@@ -92,7 +92,6 @@ def copy(
     Args:
         source_fd: Readable. If it turns out shorter, or its disk cannot read it any more, ImageError.
         target_fd: Writable, at least `nbytes` long.
-        nbytes: How much.
         on_progress: Called with the bytes done so far, from reader threads.
         cancelled: When set, the copy stops with ConversionError.
         why: What that error says of the reason.

@@ -39,8 +39,6 @@ def take_spans(answer: dict[str, Any], pid: int, role: str) -> None:
     """Remove a child's spans from its answer, and record them; what is no span is left out.
 
     Args:
-        answer: Of the child.
-        pid: Its process.
         role: What it is, such as `predictor`.
     """
     ours = recorder()
@@ -62,7 +60,6 @@ def take_spans_in_file(fd: int, nbytes: object, pid: int, role: str) -> None:
         fd: Closed sooner or later.
         nbytes: The answer's field `IN_FILE`.
         pid: The child's process.
-        role: What it is.
     """
     ours = recorder()
     if ours is None or type(nbytes) is not int:

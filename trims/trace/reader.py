@@ -121,11 +121,9 @@ class Summary:
     """A trace as a line of a list.
 
     Attributes:
-        name: Of its first span.
         began_unix_ns: When that began, by the clock on the wall.
         start_ns: The same moment on the clock of the spans.
         end_ns: When its last span ended, or began if it has no end.
-        spans: How many it has.
         processes: Their ids.
     """
 
@@ -233,8 +231,6 @@ def wait_for_trace(folder: Path | str, trace_id: str, patience_s: float) -> Trac
     """Return a trace once all processes have written their spans of it: two looks find the same ones, all ended.
 
     Args:
-        folder: Where processes write.
-        trace_id: Of the trace.
         patience_s: Seconds after which it is returned as it is; None then if nothing was written.
     """
     until_s, before = time.monotonic() + patience_s, -1

@@ -101,12 +101,7 @@ class Collector:
 
 
 class Recorder:
-    """Takes spans of one process.
-
-    Args:
-        folder: Of all processes' files.
-        role: What the process is.
-    """
+    """Takes spans of one process."""
 
     def __init__(self, folder: Path | str, role: str) -> None:
         self.folder = os.fspath(folder)
@@ -166,8 +161,6 @@ class Recorder:
 
         Args:
             rows: As `Collector.take` gives them.
-            pid: Its process.
-            role: What it is.
         """
         found = [row for row in rows if is_row(row)] if isinstance(rows, list) else []
         if found and not self._failed:
@@ -181,7 +174,6 @@ class Recorder:
         """Take a span of the level `model` whose times are known. Never blocks.
 
         Args:
-            name: What was done.
             parent: What it was a part of.
             begin_ns: When it began, on the clock of `time.monotonic_ns`.
             end_ns: When it ended.
@@ -200,11 +192,9 @@ class Recorder:
         """Take the stages of a child's answer as spans, whatever they are: the thread checks them. Never blocks.
 
         Args:
-            parent: What they are parts of.
             lengths: Seconds by name, which ends in `_s`.
             begins: When each began, in the same order, in nanoseconds of the monotonic clock.
             pid: The child's process.
-            role: What it is.
         """
         if self._failed or len(self._stages) >= _MOST_WAITING // 5:
             self.dropped += 1
@@ -220,7 +210,6 @@ class Recorder:
             fd: Closed when it was read, or if there are too many.
             nbytes: Length of the lines.
             pid: The child's process.
-            role: What it is.
         """
         if self._failed or self._closing or len(self._files) >= _MOST_FILES or not 0 < nbytes <= _MOST_FILE_BYTES:
             os.close(fd)
@@ -424,8 +413,6 @@ def prune(folder: Path | str, most_bytes: int, running: Iterable[int] = ()) -> i
     """Remove the oldest files until those that are left have at most so many bytes. Return how many were removed.
 
     Args:
-        folder: Where processes write.
-        most_bytes: Of all files together.
         running: Processes whose files stay.
     """
     files = []

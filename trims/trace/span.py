@@ -44,8 +44,6 @@ class Span:
     Attributes:
         context: Its trace and its own id.
         parent_id: Id of the span that it is a part of; empty for the first of a trace.
-        name: What is done.
-        level: How deep in the stack.
         start_ns: On the clock of `time.monotonic_ns`, which all processes of a machine share.
         end_ns: On the same clock; 0 while it runs.
         thread: Kernel's id of the thread that began it.
@@ -87,8 +85,6 @@ class Span:
 
         Args:
             sink: Takes it.
-            name: What was done.
-            level: How deep in the stack.
             parent: What it is a part of.
             times_ns: When it began and ended, on the clock of `time.monotonic_ns`.
             thread: Kernel's id of the thread that did it.

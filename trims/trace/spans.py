@@ -147,7 +147,6 @@ def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = Non
     """Begin a span: use it as a context manager, or call its `end`.
 
     Args:
-        name: What is done.
         level: How deep in the stack. Deeper ones than what is recorded are left out.
         parent: What it is a part of; None for the span in whose block this is called.
         attributes: JSON values.

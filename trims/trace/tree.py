@@ -39,7 +39,6 @@ def lines(trace: Trace, least_s: float = 0.0) -> list[Line]:
     """Return the lines of a trace, parents before their parts, parts in the order in which they began.
 
     Args:
-        trace: What to show.
         least_s: Shorter spans, and shorter unattributed times, are left out with all their parts.
     """
     children, start_ns = trace.children(), trace.start_ns

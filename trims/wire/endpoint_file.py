@@ -22,7 +22,6 @@ class EndpointAddress:
     """Address of an endpoint.
 
     Attributes:
-        pid: Its process.
         url: For HTTP, such as `http://127.0.0.1:8000`.
         grpc: Host and port for gRPC; empty if it has none.
     """
@@ -70,7 +69,6 @@ def withdraw_address(runtime_dir: str, pid: int, before: EndpointAddress | None 
 
     Args:
         runtime_dir: The daemon's.
-        pid: Of this process.
         before: Address that was there before; written again if that process still runs.
     """
     found = read_address(runtime_dir)

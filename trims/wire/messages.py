@@ -116,9 +116,7 @@ class Template:
 
     Attributes:
         address: Where it is asked for forks.
-        pid: Its process.
         nbytes: Memory that it takes.
-        modules: How many it has imported.
         left_out: Modules that cannot be in it, and why.
         reads: Names among `Program.unread` that its imports read.
         unfit: Why there can be none, in place of all that; None if there is one.

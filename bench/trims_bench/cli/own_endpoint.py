@@ -30,7 +30,6 @@ def own_endpoint(runtime_dir: str, options: argparse.Namespace) -> Iterator[str]
     """Run an endpoint of the daemon's models for the length of a block; it ends with this process, however that ends.
 
     Args:
-        runtime_dir: Of the daemon.
         options: Of the command: where predictors run (see `endpoint.add_environments`).
 
     Yields:

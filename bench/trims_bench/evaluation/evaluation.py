@@ -56,11 +56,7 @@ class Evaluation:
     """Runs samples.
 
     Args:
-        daemon: Its control door.
-        model: As registered.
         starter: Starts predictors of it.
-        files: Those of its artifact.
-        folder: Where traces are.
         keep: Called with each sample.
     """
 

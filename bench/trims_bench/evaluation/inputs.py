@@ -49,9 +49,7 @@ def in_batches(
 
     Args:
         one: Inputs of a request, repeated along their first dimension.
-        types: What the model takes.
         batches: Sizes wanted.
-        model: Its name, for errors.
         given: A user gave them: their first dimension may have any length, which counts as one.
 
     Raises CallerError if an input has no first dimension, or the model states its length.

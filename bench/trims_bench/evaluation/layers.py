@@ -32,7 +32,6 @@ class Layer:
         seconds: Median of its own time, without layers inside of it.
         share: Of the run, 0 to 1.
         device_s: Median of the time of kernels that its operators launched; 0 without a device.
-        input_shapes: As the profiler gives them.
     """
 
     name: str
@@ -49,8 +48,6 @@ class Kind:
 
     Attributes:
         type: Class of the modules, or operator.
-        count: How many there are.
-        seconds: Of all together.
         share: Of the run, 0 to 1.
     """
 

@@ -39,8 +39,6 @@ class LevelTime:
     """Runs of which one level was the deepest that was on.
 
     Attributes:
-        level: Its name.
-        seconds: Of a run.
         overhead_s: Seconds more than at the level above; None for the uppermost.
     """
 
@@ -97,11 +95,8 @@ async def runs_at_levels(starter: Starter, model: str, deepest: Level, repeats: 
     """Run a hot predictor at each level, in turns. This process must record everything.
 
     Args:
-        starter: Of its predictor.
-        model: Its name.
         deepest: Below `model`.
         repeats: Runs at each level that count; one more does not, in which profilers are loaded.
-        folder: Where this process records.
 
     Raises InternalError if nothing was recorded.
     """

@@ -23,8 +23,6 @@ class Order:
 
     Attributes:
         key: Of the model's deployment: another one means another model, manifest or code.
-        tiers: To start from.
-        ways: To start in.
         repeats: Samples of each tier and way.
         batches: Requests' sizes along the first dimension, for predictors that run already.
         level: Deepest level that runs are looked at, by its name.
@@ -32,7 +30,6 @@ class Order:
         scenario: Of a workload, with its options; empty for starts.
         began_unix_s: When it began.
         stack: Facts about machine and libraries.
-        manifest: Of the model, as text.
     """
 
     id: str
@@ -65,14 +62,9 @@ class Sample:
     """One start.
 
     Attributes:
-        tier: Where the weights were.
-        way: How the process came about.
-        number: Which repetition.
         seconds: From nothing to the first answer.
         stages: Seconds of each stage, which add up to `seconds`.
         steady_s: Seconds that the model computed in each run after the first one, with its manifest's steps.
-        digest: Of the outputs.
-        trace_id: Its trace.
         why_not: Why it does not count; empty if it does.
         batch: Size of its requests along the first dimension.
     """

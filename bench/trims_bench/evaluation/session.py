@@ -122,8 +122,6 @@ async def evaluate_model(wish: Wish, place: Place, progress: Progress) -> Evalua
     """Evaluate a model, or go on with an evaluation.
 
     Args:
-        wish: What to measure.
-        place: Where.
         progress: Called with each sample.
 
     Raises:

@@ -33,8 +33,6 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[st
     """Bring a model into the state that a start from a tier finds.
 
     Args:
-        daemon: Its control door.
-        model: As registered.
         tier: Of `TIERS`. `cloud`: the image is at an address, and no image is on this machine; `file`: no image is
             anywhere else, and the artifact's bytes are not in memory; `disk`: the image is on disk and not in memory;
             `cpu` and `gpu`: it is there.

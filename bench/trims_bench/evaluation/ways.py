@@ -54,8 +54,6 @@ class Starter:
     Args:
         launcher: Starts programs.
         templates: Forks; without spares, so that each sample forks for itself.
-        deployment: Of the model.
-        inputs: Of requests, by their batch.
         idle_s: Seconds that a predictor rests to be settled.
         artifact: Path, format and options of the model's artifact, for the framework alone.
     """

@@ -45,12 +45,7 @@ _ASK_S = 10.0
 
 
 class Record:
-    """The JSON file, written again whenever something is found.
-
-    Args:
-        path: Of the file.
-        about: What it begins with.
-    """
+    """The JSON file, written again whenever something is found."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path

@@ -39,7 +39,6 @@ class Need:
         minimum: Version; empty for any.
         why: Empty for what the check cannot begin without; else what is left out without it.
         carried: Small enough to be brought as a wheel.
-        driver: Only for a real device.
     """
 
     name: str

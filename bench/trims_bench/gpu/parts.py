@@ -28,7 +28,6 @@ class Part:
 
     Attributes:
         key: By which it is chosen (`--only`): the numbers and letters of the design notes.
-        title: What it is about.
         group: `tests`, `experiments` or `figures`.
         run: In a process of its own; gives one result, or lines as they are taken.
         expected_s: An estimate, from the bytes it moves and the processes it starts. No device has confirmed it.

@@ -40,8 +40,6 @@ class Other:
     """One server.
 
     Attributes:
-        name: As its project writes it.
-        requirements: What is installed.
         path: Where it takes requests for the model `dense`.
         speaks_v2: Whether it takes those of the Open Inference Protocol; else `{"x": ...}` for `{"y": ...}`.
         command: From Python's path, a folder of its own, the weights and a port.
@@ -128,8 +126,6 @@ def serving(other: Other, python: Path, folder: Path, weights: Path, workers: in
 
     Args:
         other: The server.
-        python: Of its environment.
-        folder: Of its own.
         weights: File or folder of its model.
         workers: Processes that answer, where the server takes a number; they divide the processors.
     """

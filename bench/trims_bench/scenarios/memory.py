@@ -38,9 +38,7 @@ class _Case:
     """One framework and model.
 
     Attributes:
-        env: Of the processes.
         in_place: True if the framework may re-order weights in its own copy-on-write pages.
-        options: Of the conversion.
     """
 
     title: str

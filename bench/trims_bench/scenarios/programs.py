@@ -127,7 +127,6 @@ class _Preloaded:
 
     Args:
         folder: Where its start script is written; the server listens beside it.
-        modules: To preload.
     """
 
     def __init__(self, folder: Path, modules: Sequence[str]) -> None:

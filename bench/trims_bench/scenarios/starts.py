@@ -57,12 +57,8 @@ class Start:
     """Model that is started.
 
     Attributes:
-        title: For people.
         architecture: One of `ARCHITECTURES`; empty for the small function of numpy.
-        framework: That runs it.
-        bars: Its own.
         repeats: Samples of each row.
-        options: Of the conversion.
         artifact_format: See `manifest`.
         published: Name of a manifest in the manifests folder, whose weights take the place of seeded ones.
     """

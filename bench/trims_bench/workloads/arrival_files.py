@@ -33,7 +33,6 @@ class Arrivals(NamedTuple):
     Attributes:
         times_ns: After the beginning, ascending.
         functions: Which function each is of, as an index that begins with the one that was called most.
-        names: Of the functions.
     """
 
     times_ns: NDArray[np.int64]
@@ -47,7 +46,6 @@ def read_arrivals(
     """Read a file of arrivals.
 
     Args:
-        path: Where it is.
         random: Places the calls of a minute within it, where the file has only their number.
         time_scale: Seconds of the file in one second of the load.
         seconds: How much of the load is wanted.

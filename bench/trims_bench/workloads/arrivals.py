@@ -20,8 +20,6 @@ def poisson_times(
 
     Args:
         rate: Requests per second on average.
-        random: Of the seed.
-        seconds: Where it ends.
         requests: After how many it ends, if that comes first; None if only the time counts.
 
     Raises CallerError if that are more requests than one load has.

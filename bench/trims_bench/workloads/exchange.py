@@ -28,7 +28,6 @@ class Request:
     """One request on its way.
 
     Attributes:
-        number: Which one.
         model: Index of its model.
         intended: When it was to be sent.
         sent: When its first bytes were given to the kernel.
@@ -62,8 +61,6 @@ class Connection:
     """One connection. Raises OSError if it cannot be made at once; later failures come as outcomes.
 
     Args:
-        server: Where it leads.
-        tls: For a server over TLS.
         owner: Takes outcomes.
     """
 

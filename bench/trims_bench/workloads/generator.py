@@ -135,7 +135,6 @@ class Generator:
     """Load of one order.
 
     Args:
-        order: Which.
         door: To the command: it takes records, and may ask for the end.
         scheduling: The kernel's policy for this process, for the report.
     """

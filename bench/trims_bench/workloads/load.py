@@ -61,7 +61,6 @@ def drive(order: Order, watch: Callable[[Driven], bool] = lambda _: False) -> Dr
     """Carry out an order in a process of its own.
 
     Args:
-        order: What to send.
         watch: Called when records have come; True ends the load before its time.
 
     Returns:

@@ -27,7 +27,6 @@ class Server:
 
     Attributes:
         host: Numeric address.
-        port: Its port.
         tls: Whether over TLS.
         name: Name that its certificate has to have.
         certificate: File with the certificate to trust; None for those that the system trusts.
@@ -50,7 +49,6 @@ class Order:
     """Load that is to be made.
 
     Attributes:
-        server: Who is asked.
         requests: Whole HTTP requests, one for each model.
         models: Which model each request is for; a closed loop begins again at the end.
         times_ns: Intended times after the beginning, ascending; empty for a closed loop.

@@ -40,7 +40,6 @@ def find_max_rate(scenario: Scenario, target: Target, progress: Callable[[Probe]
 
     Args:
         scenario: `max-rate`.
-        target: Who is asked.
         progress: Called with each probe.
 
     Returns:
@@ -113,13 +112,7 @@ class _Probing:
 
 
 class Judge:
-    """Judge of one probe.
-
-    Args:
-        requests: How many it has.
-        percentile: At which the latency counts.
-        bound_s: What it may be.
-    """
+    """Judge of one probe."""
 
     def __init__(self, requests: int, percentile: float, bound_s: float) -> None:
         self._requests = requests

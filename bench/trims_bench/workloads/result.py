@@ -38,11 +38,9 @@ class ModelLoad:
     """One model's part of a load.
 
     Attributes:
-        requests: For it.
         answered: Without an error.
         cold: Answers for which a predictor was started; None if the answers do not say it.
         latency: None without answers.
-        cold_latency: Of cold answers.
     """
 
     model: str
@@ -63,13 +61,11 @@ class Workload:
     """Load of one scenario, and what came of it.
 
     Attributes:
-        scenario: Its name.
         options: What was asked for, defaults included; see `scenarios.Scenario`.
         began_unix_s: When it began.
         schedule: Digest of the schedule: equal options and seeds have equal ones.
         scheduled: Requests that were to be sent; of a closed loop those that were.
         requests: Requests that were due before the end.
-        sent: How many of them left.
         late: How many left more than 1 ms after their intended time, or never.
         answered: Without an error.
         errors: How many failed, by status of HTTP or `refused`, `closed` (in the middle of an answer), `deadline`,
@@ -149,7 +145,6 @@ class Run:
     Attributes:
         scheduled: Requests; None for a closed loop.
         seconds: Length of the schedule; None for a closed loop.
-        digest: Of the schedule.
         began_unix_s: When it began.
     """
 

@@ -73,13 +73,10 @@ class Scenario:
         batch: Rows of each request.
         burst_size: Requests at the same moment.
         bound_ms: Latency that is allowed at the percentile.
-        percentile: Which one.
         arrivals: File that is replayed.
         time_scale: Seconds of the file in one second.
         popularity: Of the models; see `popularity`.
-        seed: Of all that is drawn.
         deadline_s: Seconds from a request's intended time in which an answer counts.
-        connections: At once, at most.
     """
 
     name: str
@@ -119,7 +116,6 @@ class Target:
     """Server that is asked, and for what.
 
     Attributes:
-        server: Where it is.
         models: Their names.
         requests: A whole HTTP request for each.
     """
@@ -181,8 +177,6 @@ def run_scenario(
     """Make the load of a scenario, except `max-rate`; see `probing`.
 
     Args:
-        scenario: Which.
-        target: Who is asked.
         progress: Called now and then with how many requests are over, and how many there will be if that is known.
 
     Raises CallerError for a wrong file of arrivals.

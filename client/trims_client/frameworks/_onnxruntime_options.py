@@ -51,8 +51,6 @@ def complete_options(
 
     Args:
         given: Options of the caller, which are changed in place.
-        name: Of the model.
-        attributes: Of its program.
         folder: Of external data; None for that of the model's file.
 
     Raises CallerError for options of another session, NotSupportedError for what shared weights cannot do.

@@ -33,8 +33,6 @@ def check_fits(
     """Raise ArtifactError if a converter would refuse the module.
 
     Args:
-        module: As it was built.
-        weights: Those that belong to it.
         ignore: Patterns of names that may be left over.
         names: What the module calls each tensor of the weights; None for the same.
 

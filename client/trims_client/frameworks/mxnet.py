@@ -208,7 +208,6 @@ def _types(
 
     Args:
         graph: The symbol.
-        names: Of its arguments.
         own: Types of the parameters.
         given: Types of inputs.
 

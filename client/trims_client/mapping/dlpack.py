@@ -169,7 +169,6 @@ def lend(
     Args:
         owner: Kept alive until the borrower is done.
         address: Address of the first byte; 0 for an empty tensor.
-        dtype: As in a layout.
         shape: Extents.
         device: DLDeviceType and number.
         versioned: True for `dltensor_versioned` of DLPack 1.0, flagged read-only; False for `dltensor`, which has no

@@ -33,8 +33,6 @@ class Loss(NamedTuple):
     Attributes:
         message: Why, as `Weights.lost` says.
         name: By which the model was opened.
-        key: Of its image.
-        place: Where it lay.
     """
 
     message: str

@@ -232,7 +232,6 @@ class MappedImages:
         The leases that the channel has granted for it so far are given back, or the new one if nothing was changed.
 
         Args:
-            mapping: What is mapped.
             channel: The connection that granted.
             answer: The grant.
             fd: The descriptor that came with the grant; it stays the caller's.

@@ -40,7 +40,6 @@ class Suspended:
     Args:
         session: Which has opened them, by a model's name.
         weights: Open. Nothing reads them until `wake` has returned True; a read kills the process.
-        place: As they were opened with.
 
     Raises:
         NotSupportedError: They lie on a device, are shared by other weights of the process, or are no mapped file.

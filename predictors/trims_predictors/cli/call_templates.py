@@ -34,7 +34,6 @@ class CallTemplates:
 
     Args:
         launcher: Starts them.
-        environment: Of the function.
         preload: Modules to import beside the framework.
         state_dir: Of the daemon; what was learned is kept there if it is a folder that this process may write to.
 
@@ -101,10 +100,6 @@ class CallTemplates:
         """Return those of a process's imports that a template could learn.
 
         The function's own file and what lies beside it are imported by each process: they may be edited.
-
-        Args:
-            imported: By the process.
-            folder: Of the function's file.
         """
         known = self.serving.modules | self.serving.failed.keys()
         return [

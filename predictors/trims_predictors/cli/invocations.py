@@ -82,7 +82,6 @@ class Invocation:
         stages: Seconds: `process_s` until the process takes orders, `connect_s`, `open_s`, `import_s` of the handler's
             file, `load_s` until the model is what the handler gets, `handler_s`, and `other_s` between the processes.
         resident: Whether the weights were there already; None for a warm one.
-        place: Where they lie.
     """
 
     answer: bytes

@@ -101,7 +101,6 @@ def registered(model: str, runtime_dir: str | None, *, quiet: bool = False) -> s
     """Return a model's name. A model that is named by its address is pulled first, and registered if it is new.
 
     Args:
-        model: Its name, or its address.
         runtime_dir: Folder of the daemon's sockets; None for the default.
         quiet: Print no progress.
 

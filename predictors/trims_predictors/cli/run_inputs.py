@@ -34,7 +34,6 @@ class RunInputs:
     """The inputs of one run.
 
     Args:
-        model: Its name, for errors.
         dtypes: What the user says of types: `FP32`, or `x=FP32`.
 
     Attributes:
@@ -60,7 +59,6 @@ class RunInputs:
         """The tensors of a request.
 
         Args:
-            given: As typed; see the module.
             types: The model's inputs, or empty if they are not known.
 
         Raises:

@@ -62,12 +62,7 @@ def _lines() -> Iterator[str]:
 
 
 class Conversation:
-    """Lines of text for a model that generates, and its answers as they come.
-
-    Args:
-        endpoint: That answers.
-        model: Its name.
-    """
+    """Lines of text for a model that generates, and its answers as they come."""
 
     def __init__(self, endpoint: HttpEndpoint, model: str) -> None:
         self._endpoint = endpoint

@@ -69,7 +69,6 @@ class HttpEndpoint:
         url: Such as `http://127.0.0.1:8000`.
         token: That it needs; None for none.
         certificate: File with the certificate to trust, for TLS; None for those that the system trusts.
-        deadline_s: Of each call.
     """
 
     def __init__(self, url: str, token: str | None, certificate: str | None, deadline_s: float) -> None:
@@ -156,11 +155,7 @@ class HttpEndpoint:
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON of a line of server-sent events; None for one that has none. Raises PredictorError for an error.
-
-    Args:
-        line: Of the stream.
-    """
+    """Return the JSON of a line of server-sent events, or None. Raises PredictorError for an event that is an error."""
     if not line.startswith(b"data:"):
         return None
     data = line.removeprefix(b"data:").strip()

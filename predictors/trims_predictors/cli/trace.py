@@ -217,9 +217,7 @@ def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
     """Print a trace as a tree, or as JSON with a line for each span and unattributed time.
 
     Args:
-        trace: What to show.
         least_s: Shorter spans are left out.
-        as_json: For programs.
     """
     from trims.cli.output import say, say_json
     from trims.trace.reader import summarize

@@ -83,16 +83,10 @@ class Deployment:
 
     Attributes:
         key: Distinguishes its predictors from others: another one whenever the manifest has changed.
-        model: Its name.
-        version: Of its manifest.
         call: What the predictor is made from.
         how: What `call` names: a class, an entry point or a function, as `making` has it.
-        environment: Where it runs.
         origin: Folder of its manifest, from which the class may come; or empty.
-        options: For the class.
-        attributes: Of the manifest.
         inputs: What requests must bring; empty if the manifest does not say it.
-        outputs: What answers have.
         preprocess: Steps before the predictor, in its process.
         postprocess: Steps after it.
         preload: Modules for the template.
@@ -222,7 +216,6 @@ def warm_message(
 
     Args:
         deployment: Of a model with this image.
-        image: Its key and place.
         given: Inputs to rehearse, as a predictor reported them; None for none.
         memory_bytes: As for `load_message`.
     """
@@ -243,11 +236,9 @@ class Answer:
         outputs: Tensors.
         cold: True if it was answered by a predictor that was started after the request had come.
         how: What its predictor was before: `running`, `hot`, `spare`, `forked` or `spawned`.
-        place: Where the weights lie.
         warm: True if they were there already when the predictor opened them.
         batch: Requests that were answered in the same run.
         rows: Of the request, 1 for models without batches.
-        run_rows: Of the run.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
             `connect_s`, `open_s`, `import_s`, `load_s` and the rest as `unattributed_s`; then `input_s`,
             `preprocess_s` and `postprocess_s` around `predict_s` if the model has such steps, `output_s`, and `run_s`

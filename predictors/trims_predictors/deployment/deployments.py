@@ -69,7 +69,6 @@ class _Known:
     """A deployment, and what it was made of.
 
     Attributes:
-        manifest: Of the model.
         framework: Name of the framework that runs it; empty for none.
         surroundings: Its environment, and the identity of the code beside its manifest.
         target: Manifest of the model whose artifact it has, as JSON; empty if it has its own.
@@ -94,7 +93,6 @@ class Deployments:
     """Deployments of all models of a daemon.
 
     Args:
-        daemon: Its control door.
         picker: Says which environment a framework runs in.
         retire: Called with the key of a deployment that is replaced.
         variables: Environment variables that manifests may name; None for those that `listed_variables` finds.
@@ -197,7 +195,6 @@ class Deployments:
         """The deployment of a model; while the daemon is away, as it was: predictors that run need no daemon.
 
         Args:
-            name: As registered.
             version: A version or a label; empty for the version that the name leads to.
 
         Raises:

@@ -24,7 +24,6 @@ class ModelWatch:
     """Stream of changes of one daemon, taken up again whenever it ends.
 
     Args:
-        daemon: Its control door.
         changed: Called with the names of models that changed; None for all: what happened before is not known.
     """
 

@@ -42,7 +42,6 @@ async def first_that_serves(
     whose device is lost. Other errors are the request's at every place.
 
     Args:
-        deployment: Of the model.
         places: Best first; none for that of its manifest.
         ask: Asks the deployment of one place.
         may_go_on: Whether the next place may be asked, which is not so once parts of an answer were sent.

@@ -31,8 +31,6 @@ class _Loaded(NamedTuple):
     Attributes:
         key: Of the model, for which it counts.
         image: Key of the image that was loaded.
-        said: What the predictor said.
-        seen: What a run had.
     """
 
     key: DeploymentKey
@@ -68,8 +66,6 @@ class Signatures:
         """Keep what a run had, if nothing else is known. Runs of tenants are left out: others would see their names.
 
         Args:
-            deployment: Of the model.
-            inputs: Of a request.
             outputs: All that the model gives; empty if not all were wanted.
 
         Returns:

@@ -38,11 +38,6 @@ def listed_variables(names: str | None = None, given: Mapping[str, str] | None =
 def variables_of(model: str, names: Sequence[str], listed: Mapping[str, str | None]) -> dict[str, str]:
     """Return the variables that a model's manifest names, without those that are not set.
 
-    Args:
-        model: Its name.
-        names: In its manifest.
-        listed: What manifests may name.
-
     Raises NotSupportedError for a name that is not listed.
     """
     if refused := [name for name in names if name not in listed]:

@@ -98,7 +98,6 @@ class Renewal:
 
     Args:
         settings: Say which files.
-        callers: Are replaced.
         certificate: Of the doors; None without TLS.
     """
 

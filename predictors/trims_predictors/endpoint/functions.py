@@ -76,11 +76,7 @@ def _options(headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 class Functions:
-    """Functions of a service.
-
-    Args:
-        service: Has their deployments, and answers.
-    """
+    """Functions of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

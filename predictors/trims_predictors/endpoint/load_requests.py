@@ -32,7 +32,6 @@ class LoadRequests:
     """Load models. Used in one event loop.
 
     Args:
-        daemon: Which has them loaded.
         make_way: Ends an idle predictor, which holds a lease, or a spare on a device; says whether there was one.
         patience_s: See `load`.
         at_once: Requests that run; others wait for one of them to end.
@@ -59,7 +58,6 @@ class LoadRequests:
         `patience_s`. For room idle predictors end, one after the other.
 
         Args:
-            model: As registered.
             place: None for what its manifest says.
 
         Raises:

@@ -127,7 +127,6 @@ class _Shutdown:
 
     Args:
         pool: When the time is over it fails what still runs, so that each client gets an error.
-        drain_s: That time.
     """
 
     def __init__(self, pool: WorkerPool, drain_s: float) -> None:
@@ -230,9 +229,7 @@ class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn's own handlers would end the process before the pool has ended.
 
     Args:
-        config: Its own.
         ending: Of all parts, this one included.
-        sock: Its port.
         lifeline: Descriptor whose end is a signal, too.
     """
 

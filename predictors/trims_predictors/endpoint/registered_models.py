@@ -32,7 +32,6 @@ class RegisteredModels:
     """Watcher of registered models, for as long as `run` runs.
 
     Args:
-        daemon: Whose models.
         deployment: Gives the deployment of a model; raises TrimsError.
         forget: Called with a model that is not registered any more.
         want_hot: Called with the deployment of each model that states hot spares.

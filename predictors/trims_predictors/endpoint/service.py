@@ -59,13 +59,7 @@ EXTENSIONS = (
 
 
 class Answered(NamedTuple):
-    """Result of a request.
-
-    Attributes:
-        deployment: Of the model that answered.
-        answer: Its answer.
-        outputs: What is sent of that.
-    """
+    """Result of a request."""
 
     deployment: Deployment
     answer: Answer
@@ -234,12 +228,10 @@ class Service:
         """Answer one request, count it, and add it to its span; see `WorkerPool.infer`.
 
         Args:
-            model: As registered.
             version: A version or a label; empty for the version that the name leads to.
             asked: The request; inputs in shared memory have been read.
             shared: Regions that it names.
             binary: Whether outputs are binary where the request says nothing of them.
-            span: Of the request.
 
         Raises as `WorkerPool.infer` and `arrange`.
         """
@@ -262,11 +254,9 @@ class Service:
         """Answer one request that is sent on in a form of its own; see `infer`.
 
         Args:
-            model: As registered.
             version: Of its manifest; empty for any.
             asked: The request. Outputs in shared memory and classifications are for `infer`.
             on_part: Takes parts of the answer before it, if the model's predictor has parts.
-            span: Of the request.
         """
         deployment, answer = await self.answer(model, version, asked, span, on_part)
         asked.chosen(answer.outputs)

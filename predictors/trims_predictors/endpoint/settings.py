@@ -26,7 +26,6 @@ class EndpointSettings:
     """Settings of one endpoint.
 
     Attributes:
-        pool: Of its predictors.
         host: Address or name to listen on.
         port: For HTTP; 0 for any free one.
         grpc_port: For gRPC; 0 for any free one, None for no gRPC.
@@ -36,7 +35,6 @@ class EndpointSettings:
         token_file: Where the token was read; followed while the endpoint runs. None if it comes from no file.
         tenants_file: Where the tenants were read; followed, too.
         certificate: File for TLS, with the chain.
-        private_key: Its key.
         most_body_bytes: Larger requests are refused.
         shared_memory: Whether clients may register regions of system shared memory.
         environments: Framework -> interpreter, for those that have an environment of their own.

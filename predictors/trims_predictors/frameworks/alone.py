@@ -28,8 +28,6 @@ def why_not(call: str, how: str, artifact_format: str) -> str:
 
     Args:
         call: What its predictor is made from.
-        how: What that names.
-        artifact_format: Of its artifact.
     """
     if how == "function":
         return "" if artifact_format in _ARRAYS else f"no library of arrays reads the format {artifact_format!r}"

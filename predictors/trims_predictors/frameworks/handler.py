@@ -34,7 +34,6 @@ class HandlerPredictor:
 
     Args:
         function: The handler.
-        name: Of the handler, for errors.
     """
 
     _model: Any

@@ -45,7 +45,6 @@ class OnnxProfiler:
     """See `Profiler`.
 
     Args:
-        host: Whose runs are profiled.
         inner: Returns the session that runs, for one that has others inside.
     """
 

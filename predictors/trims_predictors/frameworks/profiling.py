@@ -129,7 +129,6 @@ def record(profile: Profile, run: SpanContext, level: Level, most: int = MOST_SP
     """Record a profile as spans below that of its run; return what there is to say about it, as attributes.
 
     Args:
-        profile: What the profiler saw.
         run: The span of the run.
         level: The deepest that is wanted.
         most: Spans that are recorded at most.

@@ -30,7 +30,6 @@ class Slots:
         most: Predictors at once, those that are starting or stopping included.
         taken: Predictors that there are.
         further: How many of them `extend` has started.
-        stopping: How many of them stop.
         idle: Idle ones; the one that has been so longest is the first.
         unwanted: Those that still load, for queues in which nothing waits any more.
         wanting: Queues that want one more.

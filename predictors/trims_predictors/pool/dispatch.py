@@ -42,7 +42,6 @@ class Request:
     """Request of one client.
 
     Attributes:
-        deployment: Of the model.
         tensors: The inputs.
         answer: Done once it is answered, or cannot be.
         began_s: When it came, on the clock of `time.perf_counter`.
@@ -75,11 +74,7 @@ class Running:
     """A predictor that is loading or has loaded its model.
 
     Attributes:
-        deployment: Of the model.
-        process: Its process.
-        how: Where that came from.
         began_s: When it was asked for, on the clock of `time.perf_counter`.
-        place: Where the weights are.
         warm: They were there before.
         stages: Seconds that the parts of its start took.
         keep_alive_s: What the last request said of it.
@@ -87,7 +82,6 @@ class Running:
         jobs: Of the run that is under way.
         run_began_s: When that run began, on the clock of `time.perf_counter`.
         shortest_s: Seconds of its shortest run; infinite before one has ended.
-        threads: What it computes with.
         abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
         idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
     """
@@ -126,7 +120,6 @@ class Runs:
     """Dispatcher that has predictors answer jobs, whose payloads are requests.
 
     Args:
-        settings: Of the pool.
         computing: Which predictors compute now, and share the processors.
         ran: Called for each run with the deployment, the predictor's answer and how long it took, in seconds.
         fail: Reports an error to a job's client.

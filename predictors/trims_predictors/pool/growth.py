@@ -96,7 +96,6 @@ class Growth:
         """Return when a further predictor is to start. None before the first one has loaded the model.
 
         Args:
-            key: Of the deployment.
             begins_s: When each run began that is going on; at least one.
             queued_s: When the request came that is next; None for a predictor ahead of the next request.
             shortest_s: Seconds of the shortest run of the predictors that are busy; infinite if none has ended.

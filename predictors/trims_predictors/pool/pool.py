@@ -58,11 +58,7 @@ _FIRST = -1
 
 
 class WorkerPool:
-    """See the module. Made and used in one event loop.
-
-    Args:
-        settings: Its settings.
-    """
+    """See the module. Made and used in one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -123,7 +119,6 @@ class WorkerPool:
         """Answer one request.
 
         Args:
-            deployment: Of the model.
             tensors: The inputs, checked here.
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.

@@ -87,7 +87,6 @@ class Schedule:
         For a request that waits, an idle predictor of another queue gives its slot up: call it again once it has ended.
 
         Args:
-            key: Of the deployment.
             ahead: For the next request, where all predictors are busy; else for one that waits, and for which none
                 starts already.
         """

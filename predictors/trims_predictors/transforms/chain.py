@@ -45,10 +45,8 @@ class Chain:
     """Steps in order.
 
     Args:
-        steps: Of the manifest.
         which: `preprocess`, whose data is the request's: what is wrong with it is the caller's fault; or
             `postprocess`, whose data is the predictor's.
-        context: Of the predictor.
         folder: Of the manifest; empty if it has none.
 
     Raises:

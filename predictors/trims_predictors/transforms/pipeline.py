@@ -140,7 +140,6 @@ class Pipeline:
         """Answer a request. Raises CallerError for what is wrong with it, PredictorError for the rest.
 
         Args:
-            inputs: Its arrays by name.
             stages: Takes the seconds of each part.
             wanted: Outputs that are asked for; empty for all. The answer has at least those of them that there are.
             parts: Sends parts of the answer, where the predictor has them; None for a run that goes on to its end.

@@ -53,8 +53,6 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
     """Return the error for a lack of room, with the numbers that explain it.
 
     Args:
-        books: Of the place.
-        replica: What needs room there.
         leaving: The same image at another place, where it serves no new reader, because it is being evicted.
     """
     shares = books.shares
@@ -86,7 +84,6 @@ def on_no_device(error: TrimsError, replica: Replica, devices: Mapping[Place, Pl
     """Return the error for an image that no device could take: that of the last one tried, and the room of the others.
 
     Args:
-        error: From the last device.
         replica: The image there.
         devices: Books of all devices.
     """

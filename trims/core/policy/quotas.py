@@ -58,11 +58,8 @@ class Account:
     """Usage of one tenant.
 
     Attributes:
-        name: Of the tenant.
         quota: The most of each.
         leases: Leases of its sessions.
-        leased_bytes: See the module.
-        resident_bytes: See the module.
         readers: How many leases it has on each replica in memory, and the bytes that count for it.
         paid: Bytes of each replica that it pays for.
         idle: Those of them that may be evicted, at each place, longest idle first.
@@ -106,11 +103,7 @@ class Account:
 class Tenancy:
     """The accounts of all tenants.
 
-    Args:
-        quotas: Of each tenant, by name.
-
     Attributes:
-        accounts: By name of the tenant.
         of_lease: Who holds a lease, by its number; leases without a tenant are not listed.
     """
 

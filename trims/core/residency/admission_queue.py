@@ -17,11 +17,7 @@ _SLACK = 64
 
 
 class AdmissionQueue:
-    """Queued replicas by age and by size; every step costs O(log n).
-
-    Attributes:
-        members: By generation.
-    """
+    """Queued replicas by age and by size; every step costs O(log n)."""
 
     def __init__(self) -> None:
         self.members: dict[int, Replica] = {}

@@ -27,7 +27,6 @@ class BackgroundFills:
         """Record a fill that begins, or the measurement for one.
 
         Args:
-            replica: What is filled.
             places: Where its fill holds room, or keeps its source from being evicted.
         """
         kept = tuple(places)

@@ -24,7 +24,6 @@ def never_fits(ledger: Ledger, nbytes: int, place: Place | None, waiter: Waiter)
         ledger: The books.
         nbytes: The least that the image can take.
         place: Where; None for wherever on the host it fits.
-        waiter: Who asks.
     """
     known = ledger.capacity.at
     if place is FILE:

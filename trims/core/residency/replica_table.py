@@ -29,7 +29,6 @@ class ReplicaTable:
         peers: Devices that copy from each other directly, as (target, source).
 
     Attributes:
-        replicas: By image key and place.
         by_key: Replicas by image key, then by place. An image lies at a few places at most.
         by_place: Replicas by place, then by image key.
     """

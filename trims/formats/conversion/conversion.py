@@ -127,7 +127,6 @@ def start_conversion(
     """Choose how to convert; nothing is read or started before `plan`.
 
     Args:
-        artifact: What to convert.
         python: Interpreter of the environment its framework lives in; None for this one.
         limits: Memory and time of a child; the time holds without a child as well.
         extra_paths: Folders put in front of a child's `sys.path`: the manifest's own, for its module builders.

@@ -61,7 +61,6 @@ class InterpreterSelection:
 
         Args:
             model: Named in errors.
-            framework: Its distribution.
             version: What the manifest says, such as `>=2.4,<2.5`; empty for any.
             required: Whether the framework must be there. If not, and no environment has it, that is no error.
 

@@ -89,7 +89,6 @@ def read_graph(main: Path, file_at: Callable[[str], SourceFile]) -> OriginalGrap
     """Take a model apart.
 
     Args:
-        main: Its file.
         file_at: Looks at external data by its `location`. Raises ArtifactError for one that may not be read.
 
     Raises NotInPlaceError for a model that needs a conversion, ArtifactError for what is no model.

@@ -55,12 +55,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class PackedWeights:
-    """Packed weights of one model.
-
-    Attributes:
-        pieces: By name of the weight.
-        nbytes: Of the block.
-    """
+    """Packed weights of one model."""
 
     pieces: dict[str, list[_Piece]] = field(default_factory=dict)
     nbytes: int = 0
@@ -110,9 +105,7 @@ class PackedWeights:
 
         Args:
             model: The graph without its weights, whose initializers in `sources` are declared as fed.
-            program: For it, with any body.
             sources: The tensors, the block among them.
-            metadata: Of the image.
         """
         names = {source.name for source in sources}
         declared = [tensor for tensor in model.graph.initializer if tensor.name in names]

@@ -43,7 +43,6 @@ def why_unusable(original: Any, program: Program, weights: Mapping[str, Initiali
 
     Args:
         original: The session that optimized the model.
-        program: What was made of it.
         weights: The initializers that sessions feed, by name.
         prepack: Whether the original packs its weights: a run that does not differs in rounding.
     """

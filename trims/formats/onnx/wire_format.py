@@ -25,7 +25,6 @@ class Field(NamedTuple):
     """One field of a message; places count from the start of the file.
 
     Attributes:
-        number: Which field of its message.
         wire: Wire type.
         start: First byte of its tag.
         begin: First byte of its payload.
@@ -48,8 +47,6 @@ class WireFile:
     """A protobuf file that is open for reading.
 
     Args:
-        path: For messages.
-        fd: Its descriptor.
         most_fields: Bounds the time that a hostile file can take.
         too_many: What a walk of more steps ends with.
     """

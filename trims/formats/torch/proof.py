@@ -92,7 +92,6 @@ def as_sessions(
 
     Args:
         sources: Tensors of the image.
-        attributes: Of the skeleton's program.
         own: Tensors whose values are the module's own, by their numbers.
         given: The artifact's tensors by name; None for none.
     """

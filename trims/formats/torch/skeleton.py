@@ -373,7 +373,6 @@ class _Skeleton:
 
         Args:
             body: The skeleton.
-            attributes: Its program's.
             given: The artifact's tensors by name, where `loaded` has copies; None: a module that has its values
                 already, or that takes each tensor as it is.
             loaded: The module with its values; None: this one, which then takes tensors without memory.

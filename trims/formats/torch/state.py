@@ -65,7 +65,6 @@ def state_dict(
 
     Args:
         loaded: The checkpoint's value: a state dict, or a dict with one under a usual name or under `key`.
-        path: For messages.
         is_tensor: Whether a value is a tensor.
         key: What `key_of` returned: where in the value the state dict lies; None to find it.
         is_module: Whether a value is a whole module, which holds tensors, too.

@@ -119,8 +119,6 @@ class TransformersConverter:
 
         Args:
             main: Main file of the model.
-            options: For this converter.
-            task: Of the model.
             given: `predictor.options`.
         """
         check_options_in(_folder(main, options), task, given)

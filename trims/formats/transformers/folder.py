@@ -117,7 +117,6 @@ def read_folder(main: Path, weights: str = "", *, with_code: bool = False) -> Mo
     """Look at the folder of a `config.json`, or of a `modules.json` without one beside it.
 
     Args:
-        main: That file.
         weights: Name of the file with the weights, where a folder has several; empty to choose.
         with_code: Python files of the folder belong to the model.
 

@@ -81,7 +81,6 @@ def check_options_in(folder: ModelFolder, task: str, given: Mapping[str, Any]) -
 
     Args:
         folder: The folder.
-        task: Its task.
         given: `predictor.options`.
     """
     lists = folder.read_lists()

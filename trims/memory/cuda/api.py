@@ -23,8 +23,6 @@ class Device(NamedTuple):
 
     Attributes:
         uuid: As nvidia-smi prints it: `GPU-` or `MIG-` and 36 characters.
-        name: Of the product.
-        total_bytes: Of its memory.
         vmm: It can share memory as POSIX descriptors.
         ipc: It can share memory by legacy IPC handles.
         read_only_registration: Host memory that is mapped read-only can be registered with it.
@@ -235,9 +233,6 @@ class Cuda(Borrowing, Protocol):
         """Run a kernel in the stream's turn.
 
         Args:
-            kernel: Which one.
-            blocks: How many.
-            threads: Of each block.
             arguments: Addresses of the device and numbers, of 64 bits each.
             stream: Where it waits for its turn.
         """

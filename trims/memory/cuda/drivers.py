@@ -32,8 +32,6 @@ class Allocation:
     """Memory of one image at its owner.
 
     Attributes:
-        nbytes: As asked for.
-        size_bytes: As taken from the device.
         address: Where it lies at its owner; 0 where the owner has it mapped only while it reaches it.
         handle: The driver's own name for it.
     """
@@ -53,7 +51,6 @@ class Export(NamedTuple):
     Attributes:
         driver: `vmm` or `ipc`.
         device: UUID.
-        size_bytes: Of the allocation.
         handle: The legacy handle, empty for `vmm`.
         fd: The descriptor, -1 for `ipc`. It belongs to the export and keeps the memory alive: close it promptly.
         cuda: What reaches the device: see `trims.memory.cuda.connect.connect`.
@@ -90,7 +87,6 @@ class BorrowedMemory(Protocol):
         """Map another process's allocation; the export may be closed then.
 
         Args:
-            export: From its owner.
             peer: The memory lies on another device.
             writable: Map it for writing, as the owner's mover does. Where `read_only` is False, it is writable anyway.
         """

@@ -277,7 +277,6 @@ def check_status(answer: Answer | http.client.HTTPResponse, name: str) -> None:
     """Raise the error that a status stands for; nothing for a success.
 
     Args:
-        answer: Of the server.
         name: What was asked for, without secrets.
     """
     status = answer.status

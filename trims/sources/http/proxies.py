@@ -86,9 +86,7 @@ class TunnelledConnection(http.client.HTTPSConnection):
     """A connection with TLS through a proxy that is spoken to over TLS.
 
     Args:
-        proxy: Where the proxy is.
         timeout: Seconds without a byte after which the connection counts as stalled.
-        context: Of both connections.
     """
 
     def __init__(self, proxy: Proxy, *, timeout: float, context: ssl.SSLContext) -> None:

@@ -80,7 +80,6 @@ class CachedRepository:
     """The folder of one model in the cache.
 
     Args:
-        cache: Whose folder it is in.
         name: As the user writes it: `org/name`.
     """
 
@@ -163,7 +162,6 @@ class CachedSnapshot:
     """A `Destination`: the files of one commit in the cache.
 
     Args:
-        repository: Whose commit it is.
         commit: Full name.
         revision: What the user asked for; recorded if it is no commit.
         base: Folder of the repository below which names of files are.

@@ -148,9 +148,7 @@ class _Look:
     """One look at an address.
 
     Args:
-        address: What is looked for.
         environment: Endpoint, token, and whether the network may be used.
-        repository: In the cache.
         http: What its own clients for the hub are made like.
     """
 

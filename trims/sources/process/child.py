@@ -51,12 +51,7 @@ _REPORT_S = 0.1
 
 
 class Fetching:
-    """All jobs of one process.
-
-    Args:
-        connection: To the daemon.
-        around: What jobs share.
-    """
+    """All jobs of one process."""
 
     def __init__(self, connection: socket.socket, around: Surroundings) -> None:
         self._connection = connection

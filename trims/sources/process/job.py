@@ -76,7 +76,6 @@ class Job:
     """One job, as its thread and the one that stops it share it.
 
     Attributes:
-        order: As the daemon sent it.
         fds: Descriptors that came with it.
     """
 

@@ -42,7 +42,6 @@ def compare(name: str, stated: Mapping[str, str], found: Mapping[str, str], by: 
     """Raise DigestMismatchError, with both, if a digest that was found is another one than the one stated.
 
     Args:
-        name: What was hashed.
         stated: Hexadecimal digests by algorithm.
         found: As computed from the bytes.
         by: Who states them: the end of a sentence.

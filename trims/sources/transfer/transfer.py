@@ -46,7 +46,6 @@ class Moved:
     Attributes:
         done_bytes: There by now, with those that were there before.
         fetched_bytes: Read from the source, also what was asked for twice.
-        total_bytes: In all.
     """
 
     done_bytes: int = 0
@@ -86,9 +85,7 @@ class Transfer:
     """One file on its way.
 
     Args:
-        opened: Where it comes from.
         file: One of its files.
-        partial: Where it goes.
         limits: Shared with other transfers.
         work: Counts, and stops it.
     """

@@ -34,10 +34,7 @@ class Fills:
     Args:
         residency: The books.
         shell: Knows images and leases; notifies sessions.
-        runner: Has the memory.
         catalog: Remembers.
-        tiers: By place.
-        counters: What is counted for operators.
         have: Brings an image to a place: key, place, keep-alive, callback for the outcome.
         retire: Frees an image that no name stands for: its key, and what to call it in the log.
     """

@@ -28,8 +28,6 @@ class Freeing:
     """Replicas whose memory is given back.
 
     Args:
-        tiers: By place.
-        memory: Of all sealed replicas.
         workers: Do it.
         clock: Monotonic seconds.
         stopping: Set when nothing is to be tried again.

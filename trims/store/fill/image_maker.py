@@ -55,7 +55,6 @@ class ImageMaker:
     """Makes images.
 
     Args:
-        tiers: By place.
         plans: Conversions that were planned.
         host: Bytes of the host.
         pace: Of images that no request waits for.
@@ -103,8 +102,6 @@ class ImageMaker:
         """Make an image and seal it.
 
         Args:
-            replica: What to make.
-            nbytes: Its length.
             source: Sealed replica to copy; None to convert the artifact as it was planned.
             extent: Memory of the source.
 

@@ -87,7 +87,6 @@ class Runner:
     """Workers over tiers.
 
     Args:
-        tiers: By place.
         convert: Begins conversions.
         report: Called with the event each job ends in, from a worker.
         workers: Copies that run at once.
@@ -436,8 +435,6 @@ class Runner:
 
         Args:
             pool: Workers.
-            replica: What to fill.
-            nbytes: Its length.
             source: What to fill it from; None for its artifact.
             in_line: Do nothing if ordinary workers have begun it meanwhile.
         """

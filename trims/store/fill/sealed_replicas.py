@@ -22,7 +22,6 @@ class SealedReplicas:
 
     Attributes:
         by_replica: All extents. Only this object writes there; one look needs no lock.
-        most: As above.
     """
 
     def __init__(self, most: int) -> None:

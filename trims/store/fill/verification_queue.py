@@ -36,8 +36,6 @@ class VerificationQueue:
         """Add a replica.
 
         Args:
-            replica: To be verified.
-            nbytes: To be read.
             job: Work to be taken by `pop` or `take`; None for a replica that is lent meanwhile.
         """
         with self._lock:

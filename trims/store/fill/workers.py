@@ -30,7 +30,6 @@ class Workers:
     """All pools of a runner.
 
     Args:
-        tiers: By place.
         pools: Makes the workers.
         copies: Copies that run at once.
         converters: Conversions in children that are planned or written at once; each may be a process with a framework
@@ -39,11 +38,8 @@ class Workers:
             wake. By default headers wait for workers of their own.
 
     Attributes:
-        converters: For what needs a child.
-        planners: For headers of artifacts.
         readers: The same, or those that looked into the files.
         copiers: For fills that need no child.
-        freers: For what is given back.
         verifiers: For what no request waits for.
     """
 

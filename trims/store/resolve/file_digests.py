@@ -55,9 +55,7 @@ class FileDigests:
         """Return the digests of all files; those that are not known are read.
 
         Args:
-            files: Of an artifact.
             manifest: States the digests of some.
-            reading: How to read.
             check: Called before a long file is read.
             by_source: Digests (sha256) that the files' source states, by name in the folder of the main file.
 

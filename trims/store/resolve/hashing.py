@@ -83,7 +83,6 @@ class Part:
     Attributes:
         file: Its path, its identity, and whether its sha256 is wanted.
         certain: See `Digests`; as it was when the read began.
-        done_bytes: How far it was read.
     """
 
     file: tuple[str, str, bool]

@@ -137,11 +137,8 @@ class Resolver:
     """Resolves names, and remembers.
 
     Args:
-        registry: Where manifests are.
-        catalog: Where digests are kept.
         picker: Says which environment a framework runs in.
         artifacts: Folder for what builders make.
-        limits: For builders.
         always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
             through shared mappings, which changes no time that could be compared.
         in_place: Artifacts may be served from their own files before they were read.
@@ -309,7 +306,6 @@ class Resolver:
         """Return what is known of the name, if its files are still those that were looked at; else None.
 
         Args:
-            name: As it was asked for.
             reading: See `resolve`.
             asked: What the registry has now; None if it has what is remembered.
         """

@@ -40,8 +40,6 @@ class Signatures:
 
         Args:
             chosen: The converter of its format.
-            artifact: Its files.
-            key: Of its image.
             in_place: Key under which its files are served, and under which something may be known; or None.
         """
         if self._catalog.signature_of(key) is not None:

@@ -23,7 +23,6 @@ def write(file: IO[str], spans: Iterable[Record], counts: Iterable[Count] = ()) 
     Args:
         file: Opened for text.
         spans: Of any number of processes of one machine, since one start of it.
-        counts: Of the same.
     """
     file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
     for number, event in enumerate(_events(list(spans), counts)):

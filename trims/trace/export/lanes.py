@@ -19,7 +19,6 @@ def in_lanes(spans: Iterable[Record], end_ns: int) -> Iterator[tuple[Record, Lan
     """Yield each span with its lane and its end; spans of one lane contain each other or do not overlap.
 
     Args:
-        spans: In any order.
         end_ns: End of those that have none.
     """
     open_ends: defaultdict[tuple[Process, Level], list[list[int]]] = defaultdict(list)

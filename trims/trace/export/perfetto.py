@@ -32,7 +32,6 @@ def write(file: IO[bytes], spans: Iterable[Record], counts: Iterable[Count] = ()
     Args:
         file: Opened for bytes.
         spans: Of any number of processes of one machine, since one start of it.
-        counts: Of the same.
     """
     _Writer(file).write(list(spans), counts)
 

@@ -59,7 +59,6 @@ class Evaluations:
         """Keep a new evaluation.
 
         Args:
-            order: What is asked.
             wanted: Samples there will be.
 
         Raises ModelExistsError if there is one with this id.

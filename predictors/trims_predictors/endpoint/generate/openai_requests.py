@@ -99,7 +99,6 @@ class TextRequest(NamedTuple):
 
     Attributes:
         model: Name of the model.
-        inputs: Of the model.
         streams: The answer comes in parts.
         with_usage: The last part says how many tokens there were.
         as_base64: Vectors are wanted in base64.

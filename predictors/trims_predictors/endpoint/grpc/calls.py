@@ -55,7 +55,6 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     """Refuses calls without a token and calls too many, reads messages, and turns errors into status codes.
 
     Args:
-        callers: Who may call.
         count: Counts an inference request that is refused before it is read.
         lines: Whether each call is a line of the log.
     """

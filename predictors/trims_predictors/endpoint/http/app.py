@@ -58,7 +58,6 @@ def build_app(
     """The application.
 
     Args:
-        service: What it offers.
         most_body_bytes: Larger requests are refused.
         token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.

@@ -76,7 +76,6 @@ def shares(most: int, *, grpc: bool) -> tuple[int, int]:
     """Share connections between HTTP and gRPC. gRPC gets a quarter, since a client needs only one for all its requests.
 
     Args:
-        most: Both together.
         grpc: Whether gRPC is served at all.
     """
     of_grpc = max(1, min(most // 4, _MOST_OF_GRPC)) if grpc else 0
@@ -417,7 +416,6 @@ class _Patient(asyncio.Transport):
     """The transport of one answer, which leaves it to the protocol when the connection is closed after it.
 
     Args:
-        transport: Of the connection.
         end: Called instead of closing it.
     """
 

@@ -114,7 +114,6 @@ class _Form(NamedTuple):
     Attributes:
         workers: Write large values.
         model: Name of the model.
-        version: Its version.
         request_id: Comes back; None for a request without.
     """
 

@@ -37,7 +37,6 @@ def check_head(url: bytes, fields: Sequence[tuple[bytes, bytes]], version: str, 
     Args:
         url: The target of the request.
         fields: Names in small letters, and values.
-        version: Of HTTP.
         field_bytes: Of all fields as they are usually written.
     """
     if len(url) + field_bytes > MOST_HEAD_BYTES:

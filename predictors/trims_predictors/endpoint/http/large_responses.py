@@ -24,8 +24,6 @@ class LargeResponse(Response):
     """A response whose body is not put together.
 
     Args:
-        parts: Of the body, in order.
-        media_type: Its type.
         headers: Others.
     """
 

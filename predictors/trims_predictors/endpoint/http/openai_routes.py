@@ -85,8 +85,6 @@ class _Call:
         service: Answers it.
         workers: Write what is large.
         route: One of the API's routes.
-        request: As it came.
-        asked: Its content.
         counting: Takes the answer, to count it.
         span: Of the request; None for none.
         lasting: Ends with the response.

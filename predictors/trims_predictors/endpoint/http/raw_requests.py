@@ -26,10 +26,8 @@ def raw_request(body: memoryview, inputs: Sequence[TensorType], *, batches: bool
     BYTES is its one element, without a length before it.
 
     Args:
-        body: Of the request.
         inputs: Of the model, as far as they are known.
         batches: Whether the first dimension is that of a batch: of one row then.
-        model: Its name.
     """
     if len(inputs) != 1:
         known = f"has {len(inputs)} inputs" if inputs else "has not told its inputs yet"

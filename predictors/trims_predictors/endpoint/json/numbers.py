@@ -25,8 +25,6 @@ def numbers(name: str, dtype: str, data: list[Any]) -> np.ndarray[Any, Any]:
     """The numbers of an input, as its data type has them. Raises CallerError naming the input, and what is wrong.
 
     Args:
-        name: Of the input.
-        dtype: Its data type; not BYTES.
         data: Lists in one another.
     """
     import numpy as np

@@ -75,8 +75,6 @@ class JsonProcess:
 
         Args:
             what: One of READ, WRITE, COUNT of `large_json`.
-            head: What it has to know.
-            data: What it works on.
             limit_s: Seconds after which it is given up.
 
         Raises:

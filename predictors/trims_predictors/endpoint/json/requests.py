@@ -73,7 +73,6 @@ def parse_shrunk(text: bytes, sizes: Sequence[int | None], data: memoryview, res
     Args:
         text: The JSON that it left.
         sizes: The bytes of each input that it took out.
-        data: Of these, in order.
         rest: The binary tensors that followed the JSON.
 
     Raises CallerError as `parse_request` does.
@@ -262,11 +261,6 @@ def write_answer(
     """The body of an answer, in parts.
 
     Args:
-        request: What was asked.
-        answer: What came of it.
-        model: Its name.
-        version: Its version.
-        outputs: What is sent of it.
         written: The values of those that are not binary, as JSON; None to write them here.
 
     Returns:

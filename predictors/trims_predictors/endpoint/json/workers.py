@@ -58,11 +58,7 @@ class _Line:
 
 
 class JsonWorkers:
-    """Reads and writes JSON: small JSON at once, large JSON in other processes.
-
-    Args:
-        most_body_bytes: Of a request.
-    """
+    """Reads and writes JSON: small JSON at once, large JSON in other processes."""
 
     def __init__(self, most_body_bytes: int = 256 << 20) -> None:
         self._processes = [JsonProcess() for _ in range(_PROCESSES)]
@@ -76,8 +72,6 @@ class JsonWorkers:
 
         Args:
             whose: Name of the tenant; empty for the operator.
-            body: Of the request.
-            header_length: Its header of that name.
 
         Raises CallerError as `parse_request` does, TooLargeBodyError for JSON that takes too much memory or time,
         BusyError if too much of the caller waits already, CapacityError if the process ended.

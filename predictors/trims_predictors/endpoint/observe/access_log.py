@@ -116,7 +116,6 @@ def begin_call(metadata: Mapping[str, Any], method: str, *, lines: bool) -> None
     """Give a call over gRPC its id. Called in the task of the call, which is about it until its end.
 
     Args:
-        metadata: Of the call.
         method: Such as `/inference.GRPCInferenceService/ModelInfer`.
         lines: Whether to log the call once it has ended.
     """

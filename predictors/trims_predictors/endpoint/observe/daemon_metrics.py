@@ -26,11 +26,7 @@ _LABELS = {"fills": "place", "evictions": "place", "frees": "place", "filled_byt
 
 
 class DaemonFigures:
-    """Looks at the daemon now and then.
-
-    Args:
-        daemon: Its control door.
-    """
+    """Looks at the daemon now and then."""
 
     def __init__(self, daemon: AsyncAdmin) -> None:
         self._daemon = daemon

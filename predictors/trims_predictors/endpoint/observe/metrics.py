@@ -133,8 +133,6 @@ class Metrics:
         """Count a predictor that has loaded a model.
 
         Args:
-            model: Its name.
-            place: Where the weights lie.
             phases: Seconds by phase, named as in `Answer.stages`; others than `PHASES` count as unattributed.
         """
         label = model if model in self._registered else OTHER
@@ -160,7 +158,6 @@ class Metrics:
         """Everything in Prometheus's text format.
 
         Args:
-            report: Of the pool.
             daemon: The daemon's figures.
         """
         return generate_latest(_Found([*_of_requests(self._registry), *_of_pool(report), *daemon]))

@@ -70,7 +70,6 @@ class Tracing:
         """A server span for the block.
 
         Args:
-            name: Of the span.
             copier: The client's context, in W3C's headers.
             attributes: Of the span; those that are None are left out.
             outcome: What an error, or None, means in the request's protocol.

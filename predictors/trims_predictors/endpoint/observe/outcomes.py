@@ -24,7 +24,6 @@ class Outcome(NamedTuple):
     """Outcome of a request.
 
     Attributes:
-        attributes: Of its span.
         failed: Whether the server is to blame.
     """
 

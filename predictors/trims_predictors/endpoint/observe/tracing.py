@@ -91,8 +91,6 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
 
     Args:
         headers: Of the request, or its metadata.
-        name: Of the span.
-        model: That is asked.
     """
     if not is_on():
         return _NOTHING
@@ -108,10 +106,7 @@ def http_span(tracing: Tracing | None, request: Request, route: str, model: str)
     """The span of an inference request over HTTP, for a block; None if there is no tracing.
 
     Args:
-        tracing: Where spans go.
-        request: What is answered.
         route: The path it came by, with names in place of what differs.
-        model: Its name.
     """
     if tracing is None:
         return _NOTHING

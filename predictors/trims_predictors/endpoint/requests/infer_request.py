@@ -38,7 +38,6 @@ class SharedRange:
     """A part of a registered region of shared memory.
 
     Attributes:
-        region: Its name.
         offset: Bytes from the beginning of the region.
         nbytes: Length.
     """
@@ -70,7 +69,6 @@ class InferRequest:
     Attributes:
         inputs: Its tensors; those in shared memory have no data yet.
         id: Comes back in the answer.
-        parameters: Of the whole request.
         wanted: Outputs that are asked for; None for all.
         shared: Index of an input -> where its data lies.
         model: The model's name as KServe's client repeats it beside the path; None if the request does not say it.
@@ -114,10 +112,7 @@ def make_request(
     """Check the parameters of a request and put it together.
 
     Args:
-        inputs: Its tensors.
         request_id: Its id; None for none.
-        parameters: Of the whole request.
-        of_inputs: Of each input.
         outputs: Names and parameters of the outputs that it asks for.
         http: Whether it came over HTTP, where data may be JSON or binary.
 

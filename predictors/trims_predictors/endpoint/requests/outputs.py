@@ -34,7 +34,6 @@ class Output:
     """One output of an answer.
 
     Attributes:
-        tensor: Itself.
         binary: Whether its data follows the JSON; over HTTP.
         shared: Where it was written; None if its data is in the answer.
     """
@@ -61,7 +60,6 @@ async def arrange(
     """Make of the outputs of a model what a request asks for.
 
     Args:
-        request: What was asked.
         outputs: All that the model gave.
         batches: Whether the first dimension of outputs is that of a batch.
         shared: Regions that outputs are written to.

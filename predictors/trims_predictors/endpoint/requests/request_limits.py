@@ -24,8 +24,6 @@ def check_count(what: str, count: int, most: int) -> None:
 
     Args:
         what: What there is, as `inputs of the request`.
-        count: How many.
-        most: How many there may be.
     """
     if count > most:
         raise CallerError(f"there are {count} {what}; {most} are the most")
@@ -36,8 +34,6 @@ def check_fields(message: Mapping[str, Any], known: Sequence[str], where: str) -
 
     Args:
         message: An object of a request.
-        known: Its fields.
-        where: What it is.
     """
     for name in message:
         if name not in known:

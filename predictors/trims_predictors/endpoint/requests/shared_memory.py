@@ -187,12 +187,7 @@ class SharedMemory:
 
 
 class Lent:
-    """The regions of one request, while it runs.
-
-    Args:
-        regions: By name.
-        most_bytes: Of its inputs together.
-    """
+    """The regions of one request, while it runs."""
 
     def __init__(self, regions: Mapping[str, _Region], most_bytes: int) -> None:
         self._regions = regions

@@ -38,9 +38,7 @@ class Event:
         parent: Id of the event that it is a part of; `RUN` for the run itself.
         kind: `LAYER`, `OPERATOR`, `CALL` or `KERNEL`.
         name: Of the layer, operator, function or kernel.
-        level: How deep in the stack.
         start_ns: On the clock of `time.monotonic_ns`.
-        end_ns: On the same clock.
         thread: Of the processor, or stream of the device, as the profiler names it.
         is_joined: Its parent is known by an id; if not, it only ran meanwhile.
         attributes: JSON values.
@@ -64,7 +62,6 @@ class Profile:
 
     Attributes:
         by: The profiler's name.
-        events: In any order.
         deepest: The deepest level that it can show of such a run.
         why_not_deeper: What it would need to show more.
         unread: Entries of the profile that could not be read.

@@ -31,13 +31,10 @@ class Activity:
         category: Its `cat`.
         name: Of the operator, function or kernel.
         start_ns: On Kineto's clock, which counts from 1970.
-        end_ns: On the same clock.
         thread: Of the processor; for kernels the stream.
         external: Its External id: of the operator itself, or of the one that it was made in; 0 for none.
         correlation: CUPTI's id of a call and of what it launched; 0 for none.
         parent: External id of the operator that this operator was called in; 0 for none.
-        shapes: Of the inputs.
-        dtypes: Of the inputs.
         nbytes: That were copied; 0 for what copies nothing.
         device: Number of the device.
     """
@@ -58,13 +55,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A module that ran within a range of the name `trims#` and its number.
-
-    Attributes:
-        name: Its path in the model.
-        type: Its class.
-        shapes: Of its inputs.
-    """
+    """A module that ran within a range of the name `trims#` and its number."""
 
     name: str
     type: str
@@ -82,7 +73,6 @@ def profile_of(
     """Return the profile of a run.
 
     Args:
-        activities: Of Kineto.
         layers: By the number in the name of their range; `RUN` stands for the run and needs none.
         offset_ns: What must be added to Kineto's times for those of `time.monotonic_ns`.
         clock_error_ns: See `Profile`.

@@ -25,7 +25,6 @@ def profile_of(text: str, start_ns: int, *, clock_error_ns: int = 0) -> Profile:
     """Return the profile of a session's last run.
 
     Args:
-        text: What ONNX Runtime wrote.
         start_ns: When it began to, on the clock of `time.monotonic_ns`: entries count from there.
         clock_error_ns: See `Profile`.
 

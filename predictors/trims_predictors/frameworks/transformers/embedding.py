@@ -108,7 +108,6 @@ class SentenceEmbedding:
         """Return one vector of each text. Texts of about the same length run together, which pads least.
 
         Args:
-            texts: Of the request.
             counts: Takes the number of tokens of each.
         """
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
@@ -136,7 +135,6 @@ class TransformerReader:
     """Vectors of texts: those of a transformer's tokens, pooled.
 
     Args:
-        parts: Of the model.
         modules: The folder's; none for a folder without `modules.json`.
         prompt: Text before each text.
     """

@@ -54,10 +54,7 @@ class Made(NamedTuple):
     """Text that was generated for one text of a request.
 
     Attributes:
-        text: As the request wants it.
         reason: `stop` after a stop word or the model's own end, `length` after as many tokens as were allowed.
-        prompt_tokens: Of the text.
-        new_tokens: Of what was generated.
     """
 
     text: str
@@ -85,7 +82,6 @@ class Generation:
         """Return the text that each text of the request is continued with, or answered by.
 
         Args:
-            inputs: Of the request.
             emit: Takes each part of a text as it comes.
             streams: The request wants parts, which only one text can have.
         """
@@ -223,7 +219,6 @@ class Asked:
     """Texts and parameters of one request.
 
     Attributes:
-        prompts: To continue.
         options: For `generate` of transformers.
         stops: Words that end an answer, and are no part of it.
         most_new: Tokens that the answer to each prompt may have.

@@ -21,11 +21,7 @@ FULL_TEXT = "return_full_text"
 
 
 class Inputs:
-    """Arrays of one request, each of which must be read.
-
-    Args:
-        arrays: By name.
-    """
+    """Arrays of one request, each of which must be read."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = dict(arrays)

@@ -33,8 +33,6 @@ def layers_of(modules: Sequence[Module], files: Mapping[str, bytes], normalize: 
     """Return the layers behind the pooling, and what the folder cuts their vectors by, which stay as long as they are.
 
     Args:
-        modules: That were checked.
-        files: Of the model, by name.
         normalize: The manifest's option, which normalizes at the end or nowhere; None to follow the modules.
 
     Raises NotSupportedError for a layer whose weights are not there, ArtifactError for a bound that is none.

@@ -53,7 +53,6 @@ class LengthLimit:
 
     Args:
         tokenizer: The model's.
-        config: Of its module.
         options: `max_length`, `truncation` and `max_text_bytes` of the manifest.
     """
 
