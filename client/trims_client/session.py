@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     CallerError,
@@ -34,6 +33,7 @@ from trims_client.connection.sockets import explained, lacks_descriptors
 from trims_client.mapping.mappings import MappedImages
 from trims_client.weights import Weights, warn_unclosed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType

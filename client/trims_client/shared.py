@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from trims_client import forks
 from trims_client.session import Session
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from trims.core.errors import CallerError, ClosedError, NotSupportedError
 from trims.core.layout import DTYPE_BYTES
 from trims.image.reader import ImageView
 from trims.memory.attach import Attachment
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
+    from typing import Any, NoReturn, Protocol
 
     import numpy as np
     from numpy.typing import NDArray
@@ -25,6 +26,42 @@ if TYPE_CHECKING:
     from trims.core.layout import Layout, TensorSpec
     from trims.image.program import Program
     from trims_client.mapping.device import DeviceRegion, DeviceTensor
+
+    class Attached(Protocol):
+        """The memory under weights: an Attachment, or a session's share of one."""
+
+        @property
+        def data(self) -> memoryview:
+            """Return all bytes, read-only."""
+            ...
+
+        def private_data(self) -> memoryview:
+            """Return all bytes, copy-on-write."""
+            ...
+
+        @property
+        def region(self) -> DeviceRegion | None:
+            """Return the device memory; None on the host."""
+            ...
+
+        @property
+        def place(self) -> str | None:
+            """Return where the memory lies now; None if that does not change, or is not known any more."""
+            ...
+
+        @property
+        def lost(self) -> str | None:
+            """Return why its owner does not have the memory any more; None while the owner has it."""
+            ...
+
+        def close(self) -> None:
+            """Give the memory back. Idempotent."""
+            ...
+
+        def drop(self) -> None:
+            """Give the memory back, from a finaliser."""
+            ...
+
 
 #: safetensors dtype -> numpy's name. The names in `_ML_DTYPES` need the ml_dtypes package.
 _NUMPY = {
@@ -37,42 +74,6 @@ _ML_DTYPES = {
 }  # fmt: skip
 #: Length of the widest element: an address that is a multiple of it is aligned, whatever the dtype.
 _WIDEST = 8
-
-
-class Attached(Protocol):
-    """The memory under weights: an Attachment, or a session's share of one."""
-
-    @property
-    def data(self) -> memoryview:
-        """Return all bytes, read-only."""
-        ...
-
-    def private_data(self) -> memoryview:
-        """Return all bytes, copy-on-write."""
-        ...
-
-    @property
-    def region(self) -> DeviceRegion | None:
-        """Return the device memory; None on the host."""
-        ...
-
-    @property
-    def place(self) -> str | None:
-        """Return where the memory lies now; None if that does not change, or is not known any more."""
-        ...
-
-    @property
-    def lost(self) -> str | None:
-        """Return why its owner does not have the memory any more; None while the owner has it."""
-        ...
-
-    def close(self) -> None:
-        """Give the memory back. Idempotent."""
-        ...
-
-    def drop(self) -> None:
-        """Give the memory back, from a finaliser."""
-        ...
 
 
 class Weights(Mapping[str, "NDArray[Any]"]):

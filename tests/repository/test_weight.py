@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53088,
-    "client/trims_client": 5023,
+    "trims": 53115,
+    "client/trims_client": 5025,
     "predictors/trims_predictors": 20672,
     "bench/trims_bench": 13886,
 }

@@ -8,10 +8,11 @@ so it does without dataclasses, whose import and class building cost millisecond
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ImageError
+from trims.core.named import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 

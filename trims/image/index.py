@@ -18,11 +18,12 @@ from __future__ import annotations
 import struct
 from itertools import accumulate, chain, repeat
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.core.layout import DTYPE_BYTES, DTYPE_NUMBERS, DTYPES, MAX_DIMENSIONS, RESERVED, Layout, TensorSpec
+from trims.core.named import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 

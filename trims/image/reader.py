@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
 from trims.image.index import (
@@ -23,6 +22,7 @@ from trims.image.index import (
     header_length,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -13,11 +13,11 @@ import mmap
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
 from trims.core.errors import ClosedError, ImageError, NotSupportedError
 from trims.memory.mapping import FileMapping
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 

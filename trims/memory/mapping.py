@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ClosedError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from trims.memory.pages import Pages
 

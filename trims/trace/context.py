@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from contextvars import ContextVar
-from typing import NamedTuple
+
+from trims.core.named import NamedTuple
 
 #: Variable by which a process hands its context to those that it starts.
 VARIABLE = "TRACEPARENT"
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+#: Letters of the parts: version, trace, span and flags; a later version may have more parts.
+_LENGTHS = [2, 32, 16, 2]
+_DIGITS = frozenset("0123456789abcdef")
 _SAMPLED = 1
 _MOST_ID = (1 << 64) - 1
 
@@ -78,10 +80,12 @@ def trace_of(text: object) -> str:
 
 def _fields(text: object) -> tuple[str, str, str] | None:
     """Return the trace, the span and the flags of a `traceparent`; None if it is none."""
-    found = _FORM.match(text) if isinstance(text, str) and len(text) < 1000 else None
-    if found is None:
+    if not isinstance(text, str) or len(text) >= 1000:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+    parts = text.split("-", 4)
+    if [len(part) for part in parts[:4]] != _LENGTHS or not _DIGITS.issuperset("".join(parts[:4])):
+        return None
+    version, trace_id, span_id, flags = parts[:4]
+    if version == "ff" or (version == "00" and len(parts) > 4) or not int(trace_id, 16) or not int(span_id, 16):
         return None
     return trace_id, span_id, flags

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
 
 from trims.trace.context import SpanContext, current, new_context
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextvars import Token
     from types import TracebackType
+    from typing import Any, Protocol
 
     from typing_extensions import Self
 
     from trims.trace.levels import Level
 
+    class Sink(Protocol):
+        """Where spans of this process go. No method blocks."""
+
+        def began(self, span: Span) -> None:
+            """Note that a span is open."""
+
+        def ended(self, span: Span) -> None:
+            """Take a span that has ended."""
+
+        def count(self, name: str, value: float) -> None:
+            """Take the value of a counter at this moment."""
+
+        def close(self) -> None:
+            """Take nothing more."""
+
+        def begin_again(self) -> None:
+            """Forget everything: it is of the process that this one was forked from."""
+
+
 _clock = time.monotonic_ns
-
-
-class Sink(Protocol):
-    """Where spans of this process go. No method blocks."""
-
-    def began(self, span: Span) -> None:
-        """Note that a span is open."""
-
-    def ended(self, span: Span) -> None:
-        """Take a span that has ended."""
-
-    def count(self, name: str, value: float) -> None:
-        """Take the value of a counter at this moment."""
-
-    def close(self) -> None:
-        """Take nothing more."""
-
-    def begin_again(self) -> None:
-        """Forget everything: it is of the process that this one was forked from."""
 
 
 class Span:

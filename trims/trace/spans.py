@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from trims.trace.context import VARIABLE, SpanContext, current, parse_context
 from trims.trace.levels import Level
-from trims.trace.recorder import Collector, Recorder
 from trims.trace.span import OFF, AnySpan, Span
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import Any
 
+    from trims.trace.recorder import Collector, Recorder
     from trims.trace.span import Sink
 
 _sink: Sink | None = None
@@ -38,11 +39,15 @@ def configure(folder: Path | str, role: str, *, level: Level = Level.MODEL, ever
         level: The deepest that is recorded.
         everything: Record also what belongs to no trace that another process began.
     """
+    from trims.trace.recorder import Recorder
+
     _use(Recorder(folder, role), level, everything=everything)
 
 
 def collect(level: Level = Level.MODEL) -> Collector:
     """Have this process keep spans of other processes' traces from now on, for its parent to record. Returns them."""
+    from trims.trace.recorder import Collector
+
     collector = Collector()
     _use(collector, level, everything=False)
     return collector
@@ -88,6 +93,10 @@ def stop() -> None:
 
 def recorder() -> Recorder | None:
     """Return what writes spans of this process; None while none are written."""
+    if _sink is None:
+        return None
+    from trims.trace.recorder import Recorder
+
     return _sink if isinstance(_sink, Recorder) else None
 
 

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, DeadlineError, LostPeerError, TrimsError
 from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
@@ -33,8 +32,10 @@ from trims_client.connection.sockets import (
     send,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 #: Seconds to poll for an answer before the thread sleeps. A warm open is answered within this time; on a virtual
 #: machine sleeping and waking would take longer.

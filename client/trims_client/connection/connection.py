@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, ClosedError, DeadlineError, InUseError, LostPeerError, TrimsError
 from trims_client import forks
 from trims_client.connection.channel import Channel
 from trims_client.mapping.mapped_image import Lease
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
 

@@ -13,11 +13,11 @@ import errno
 import os
 import struct
 import time
-from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError
 from trims.wire.address import ATTACH_SOCKET, TENANTS_FOLDER, why_too_long
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections import deque
 

@@ -8,8 +8,8 @@ queue, and the session sends the close with its next request, or within a second
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, ClosedError, ImageError, is_system_error
 from trims.memory.attach import Attachment
@@ -18,6 +17,7 @@ from trims_client import forks
 from trims_client.connection.sockets import lacks_descriptors
 from trims_client.mapping.mapped_image import HeldLeases, Lease, MappedImage
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
