@@ -1,23 +1,16 @@
 """The template's process: it has imported a framework, has one thread, and forks predictors in milliseconds.
 
 Standard library only until a message names the modules to import. It touches no device and connects nowhere: its
-socket to the supervisor is the only one. Messages:
-
-                                        -> {"op": "here"} and pidfds of the template itself and its guard, at once
-    {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
-    {"op": "fork"} and three descriptors, the predictor's socket, the lifeline and what it prints to
-                                        -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
-
-When a predictor ends, {"op": "ended", "pid": ..., "status": ...} reports how; the template ends with its socket.
+socket to the supervisor is the only one. Messages are those of `fork_loop`. It begins with {"op": "here"} and pidfds of
+itself and its guard; "imported" says which modules have `failed`, and why it is `spoilt`, if it is; a fork gets three
+descriptors: the predictor's socket, the lifeline and what it prints to.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -27,10 +20,11 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
-from trims.process import fork_safety, messages, subreaper
+from trims.process import messages, subreaper
 from trims.process.inherited import favour_none
 from trims.process.lifeline import depend_on
-from trims.process.randomness import installed_reseeders, reseed
+from trims.templates.fork_loop import ForkLoop, freeze
+from trims.templates.randomness import reseed
 from trims.trace.children import BEGINS
 from trims_predictors.frameworks import threads
 from trims_predictors.sandbox.landlock import restrict
@@ -38,38 +32,33 @@ from trims_predictors.worker import reaper, worker
 from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
-    from trims.process.randomness import Reseeder
+    from collections.abc import Collection
+
+    from trims.templates.randomness import Reseeder
     from trims.wire.frames import Message
 
 #: Seconds between the end of a predictor and the look for what it has left, so that forks do not wait for it.
 _SWEEP_S = 0.1
 
 
-class Template:
-    """Template that imports and forks as the messages on its socket say.
+class Template(ForkLoop):
+    """Template of predictors.
 
     Args:
-        sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
-        lifeline: Descriptor of this process's own, which its predictors must not have.
         told: Reports to the guard.
         writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
     def __init__(
-        self, sock: socket.socket, runtime_dir: str, lifeline: int, told: reaper.Told, writable: str = ""
+        self, sock: socket.socket, lifeline: int, runtime_dir: str, told: reaper.Told, writable: str = ""
     ) -> None:
-        self._sock = sock
+        super().__init__(sock, lifeline)
         self._told = told
-        self._lifeline = lifeline
         self._runtime_dir = runtime_dir
         self._writable = writable
         #: Folder in which predictors have folders of their own; asked for now, because it takes room to find out.
         self._temporary = tempfile.gettempdir() if writable else ""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        #: pidfd -> pid
-        self._children: dict[int, int] = {}
         #: Functions by which plug-ins seed each predictor. `_repeats`: why forks would repeat random numbers, or None.
         self._reseeders: list[Reseeder] = []
         self._repeats: str | None = None
@@ -79,74 +68,41 @@ class Template:
         self._sweep_s: float | None = None
 
     def serve(self) -> None:
-        """Carry out messages and reap predictors until the supervisor lets go."""
+        """Carry out messages and bury predictors until the supervisor lets go."""
         own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
         guarding = os.pidfd_open(os.getppid())
         messages.send(self._sock, {"op": "here"}, [own, guarding])
         messages.close_all([own, guarding])
-        while True:
-            self._sweep()
-            for key, _ in self._selector.select(None if self._sweep_s is None else _SWEEP_S):
-                if key.fileobj is not self._sock:
-                    self._reap(key.fd)
-                elif not self._carry_out():
-                    return
+        super().serve()
 
-    def _carry_out(self) -> bool:
-        """One message; False once there are no more."""
-        received = messages.receive(self._sock)
-        if received is None:
-            return False
-        message, fds = received
-        if message["op"] == "import":
-            messages.send(self._sock, self._import(message["modules"]))
-        else:
-            self._fork(fds)
-        return True
-
-    def _import(self, modules: list[str]) -> Message:
+    def _import(self, message: Message) -> Message:
         failed = {}
-        for module in modules:
+        for module in message["modules"]:
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
                 failed[module] = f"{type(error).__name__}: {error}"[:200]
-        threads.warm_up_template(modules)
+        threads.warm_up_template(message["modules"])
         for pid in set(subreaper.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
             self._told.helps(pid)
         try:
-            self._reseeders, self._repeats = installed_reseeders(), None
+            self._reseeders, self._repeats = freeze(), None
         except NotSupportedError as error:
             self._repeats = str(error)
-        gc.collect()
-        gc.freeze()  # or the first collection in each predictor would copy every page that has an object
-        return {"op": "imported", "failed": failed, "spoilt": self._fork_blocker(self._known())}
+        return {"op": "imported", "failed": failed, "spoilt": self._blocker(())}
 
-    def _fork_blocker(self, own: set[int]) -> str | None:
-        return self._repeats or fork_safety.fork_blocker(own)
+    def _blocker(self, own: Collection[int]) -> str | None:
+        return self._repeats or super()._blocker(own)
 
-    def _known(self) -> set[int]:
-        return {self._sock.fileno(), self._lifeline}
-
-    def _fork(self, fds: list[int]) -> None:
-        theirs, lifeline, output = fds
-        why = self._fork_blocker({*self._known(), *fds})
-        if why is not None:
-            messages.close_all(fds)
-            messages.send(self._sock, {"op": "refused", "why": why})
-            return
+    def _fork(self, message: Message, fds: list[int]) -> tuple[int, Message]:
+        del message
         began_ns = time.monotonic_ns()
         pid = os.fork()
         if pid == 0:
-            self._be_predictor(theirs, lifeline, output)
+            self._be_predictor(*fds)
         self._told.begun(pid)
-        messages.close_all(fds)
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = pid
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        stages = {"fork_s": (time.monotonic_ns() - began_ns) / 1e9}
-        messages.send(self._sock, {"op": "forked", "pid": pid, "stages": stages, BEGINS: [began_ns]}, [pidfd])
+        return pid, {"stages": {"fork_s": (time.monotonic_ns() - began_ns) / 1e9}, BEGINS: [began_ns]}
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
         """Run a predictor in the child; never returns into the template's code."""
@@ -156,11 +112,8 @@ class Template:
             os.dup2(output, 2)
             os.close(output)
             os.setsid()
-            self._selector.close()
-            self._sock.close()
-            os.close(self._lifeline)
+            self._leave()
             self._told.close()
-            messages.close_all(list(self._children))
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
                 _use_folder(self._folder_of(os.getpid()))
@@ -176,26 +129,23 @@ class Template:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _reap(self, pidfd: int) -> None:
-        pid = self._children.pop(pidfd)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
+    def _ended(self, pid: int) -> Message:
         self._told.ended(pid)
         self._sweep_s = time.monotonic() + _SWEEP_S
         if self._writable:
             shutil.rmtree(self._folder_of(pid), ignore_errors=True)
-        messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+        return {}
 
     def _folder_of(self, pid: int) -> str:
         """Return the folder of the temporary files of a predictor in a namespace."""
         return os.path.join(self._temporary, f"predictor-{pid}")
 
-    def _sweep(self) -> None:
+    def _turn(self) -> float | None:
         """End what predictors have left behind: none but those that have ended hands anything to this process."""
         if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
             left = subreaper.end_strays({*self._children.values(), *self._helpers})
             self._sweep_s = time.monotonic() + _SWEEP_S if left else None
+        return None if self._sweep_s is None else _SWEEP_S * 1000
 
 
 def _use_folder(folder: str) -> None:
@@ -213,7 +163,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.socket)
     with contextlib.suppress(LostPeerError):
-        Template(sock, options.runtime_dir, options.lifeline, told, options.writable).serve()
+        Template(sock, options.lifeline, options.runtime_dir, told, options.writable).serve()
 
 
 if __name__ == "__main__":

@@ -232,13 +232,6 @@ def test_a_template_that_is_closed_is_gone(start: Start) -> None:
         template.memory_bytes()
 
 
-def test_a_template_ends_with_its_host(start: Start) -> None:
-    template = start("json")
-    facts_of(template)
-    template.child.socket.shutdown(socket.SHUT_RDWR)
-    assert template.child.reap() == 0
-
-
 class Fork:
     """Program that a template has forked, as `trims exec` and the template's host have it."""
 

@@ -19,11 +19,11 @@ from importlib.machinery import PathFinder, all_suffixes
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
-from trims.process import fork_safety
-from trims.process.randomness import installed_reseeders
 from trims.programs.identity import initial_environment
 from trims.programs.inside.observed import MARKS, PLACE, VARIABLE, details, is_within
 from trims.programs.inside.watching import Reads, mapped_files, started_from
+from trims.templates import fork_safety
+from trims.templates.fork_loop import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,12 +218,10 @@ class Importer:
         self, failed: dict[str, str], roots: tuple[str, ...], allowed: dict[str, bool], reads: Reads
     ) -> Message:
         try:
-            self.reseeders = installed_reseeders()
+            self.reseeders = freeze()
         except NotSupportedError as error:
             return {"op": "spoilt", "modules": [], "why": str(error)}
-        gc.collect()
         gc.disable()
-        gc.freeze()  # or the first collection in each program would copy every page that has an object
         for name in self._ours_alone():
             sys.modules.pop(name, None)
         if why := self._try_fork():

@@ -131,33 +131,6 @@ def test_the_temporary_files_of_a_predictor_that_was_killed_are_removed(folder: 
         supervisor.end()
 
 
-def test_a_template_that_a_module_has_spoilt_says_so_and_refuses_to_fork(supervisor: Supervisor, folder: Path) -> None:
-    (folder / "spoils.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    assert "it has 2 threads" in supervisor.load("spoils")["spoilt"]
-    answer, fds, sock = supervisor.fork()
-    assert answer["op"] == "refused"
-    assert "it has 2 threads" in answer["why"]
-    assert fds == []
-    sock.close()
-
-
-def test_many_forks_leave_nothing_in_the_template(supervisor: Supervisor) -> None:
-    supervisor.load()
-
-    def held() -> int:
-        return len(os.listdir(f"/proc/{supervisor.pid}/fd"))
-
-    before = held()
-    for _ in range(30):
-        answer, (pidfd,), sock = supervisor.fork()
-        sock.close()
-        assert supervisor.hear()[0] == {"op": "ended", "pid": answer["pid"], "status": 0}
-        os.close(pidfd)
-    assert held() == before
-
-
 def test_template_and_predictors_end_with_the_supervisor_however_it_ends(supervisor: Supervisor) -> None:
     _, (pidfd,), sock = supervisor.fork()
     for lifeline in (supervisor.lifeline, *supervisor.theirs):

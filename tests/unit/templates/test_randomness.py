@@ -11,7 +11,7 @@ from trims_predictors.deployment.deployment import load_message
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import PredictorError
-from trims.process import randomness
+from trims.templates import randomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

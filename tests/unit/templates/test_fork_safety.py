@@ -16,7 +16,7 @@ WHY = {"a thread": "it has 2 threads", "a connection": "it holds a connection", 
 
 
 def verdict(code: str) -> str:
-    program = f"from trims.process import fork_safety\n{code}\nprint(fork_safety.fork_blocker(()))"
+    program = f"from trims.templates import fork_safety\n{code}\nprint(fork_safety.fork_blocker(()))"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, stdin=subprocess.PIPE
     ).stdout.strip()
@@ -65,7 +65,7 @@ FAILS = "import os; os.register_at_fork(after_in_child=lambda: os._exit(3))"
 def tried(code: str) -> tuple[bool, bool, int]:
     """Return whether a process was found fit to be forked, whether its threads restart, and how many it has left."""
     program = (
-        f"from trims.process import fork_safety\n{code}\nwhy, restarts = fork_safety.try_fork()\n"
+        f"from trims.templates import fork_safety\n{code}\nwhy, restarts = fork_safety.try_fork()\n"
         "assert why is None or isinstance(why, str)\n"
         "import os\ntry:\n    os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError:\n    pass\n"
         "else:\n    raise AssertionError\n"
