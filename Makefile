@@ -24,7 +24,7 @@ help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: demo
-demo: env mxnet-env ## three real models: framework alone, trims unseen, on disk, in memory; then eight processes, one copy
+demo: env ## a program as it is, by trims exec, and as a request for which no process runs; then eight processes, one copy
 	$(BIN)/python -m trims_bench.demo
 
 # Processes that run tests beside each other: more than there are cores, as most tests wait more than they compute.

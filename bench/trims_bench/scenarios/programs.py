@@ -76,7 +76,7 @@ _PATIENCE_S = 300.0
 _CHUNK = 1 << 16
 
 
-class _Programs:
+class Programs:
     """Programs in a folder, by themselves or by `trims exec`."""
 
     def __init__(self, folder: Path, runtime_dir: Path) -> None:
@@ -85,6 +85,7 @@ class _Programs:
         self.env = {**environment(), "TRIMS_RUNTIME_DIR": str(runtime_dir)}
 
     def write(self, name: str, code: str) -> str:
+        """Write a program; return its path."""
         (self.folder / name).write_text(code)
         return str(self.folder / name)
 
@@ -101,9 +102,11 @@ class _Programs:
         return line
 
     def alone(self, words: Sequence[str]) -> Callable[[], str]:
+        """Return a run of the command itself."""
         return lambda: self.first_line(words)
 
     def by_exec(self, words: Sequence[str], *options: str) -> Callable[[], str]:
+        """Return a run of the command by `trims exec`."""
         return lambda: self.first_line([_TRIMS, "exec", "--least-saving", "0", *options, "--", *words])
 
     def await_template(self) -> None:
@@ -115,10 +118,12 @@ class _Programs:
             time.sleep(0.02)
 
     def learn(self, words: Sequence[str]) -> None:
+        """Run a command once by `trims exec`, and wait for its template."""
         self.by_exec(words)()
         self.await_template()
 
     def forget(self) -> None:
+        """Have the daemon forget all templates."""
         subprocess.run([_TRIMS, "exec", "--forget"], env=self.env, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -182,7 +187,7 @@ def _artifact(daemon: DaemonProcess, setup: Setup, name: str, architecture: str,
     return artifact_of(raw, setup.state_dir)
 
 
-def _examples(setup: Setup, programs: _Programs, daemon: DaemonProcess) -> Iterator[tuple[str, list[str], Bar]]:
+def _examples(setup: Setup, programs: Programs, daemon: DaemonProcess) -> Iterator[tuple[str, list[str], Bar]]:
     """Return the name, the command, and the bar of each program that can run here."""
     yield (
         "MiniLM, transformers",
@@ -205,7 +210,7 @@ def starts(setup: Setup) -> Figure:
     """Measure each program alone, by `trims exec`, and by python-preloaded where that runs."""
     figure = Figure("programs", _STARTS, [], [_NOTE])
     with setup.scratch() as folder, setup.daemon() as daemon:
-        programs = _Programs(folder, daemon.runtime_dir)
+        programs = Programs(folder, daemon.runtime_dir)
         rival = _rival(folder)
         for title, words, bar in _examples(setup, programs, daemon):
             programs.learn(words)
@@ -239,7 +244,7 @@ def cost(setup: Setup) -> Figure:
     """Measure what a start by `trims exec` takes by itself."""
     figure = Figure("programs-cost", _COST, [], [_NOTE])
     with setup.scratch() as folder, setup.daemon() as daemon:
-        programs, away = _Programs(folder, daemon.runtime_dir), _Programs(folder, folder / "nowhere")
+        programs, away = Programs(folder, daemon.runtime_dir), Programs(folder, folder / "nowhere")
         nothing = [sys.executable, "-c", "print(flush=True)"]
         programs.learn(nothing)
         found = measure({"exec": programs.by_exec(nothing), "alone": programs.alone(nothing)}, setup.repeats(50))
@@ -266,7 +271,7 @@ def memory(setup: Setup) -> Figure:
     """Measure the private memory of programs that have imported torch and transformers and hold nothing."""
     figure = Figure("programs-memory", _MEMORY, [], [_PRIVATE])
     with setup.scratch() as folder, setup.daemon() as daemon:
-        programs = _Programs(folder, daemon.runtime_dir)
+        programs = Programs(folder, daemon.runtime_dir)
         words = [sys.executable, programs.write("holds.py", _HOLDS)]
         programs.learn(words)
         command = [_TRIMS, "exec", "--least-saving", "0", "--", *words]
@@ -294,7 +299,7 @@ def crowd(setup: Setup) -> Figure:
     count, at_once = setup.size(1000, 20), setup.size(50, 5)
     figure = Figure("programs-crowd", _CROWD, [], [f"{count} programs that print one number, {at_once} at once."])
     with setup.scratch() as folder, setup.daemon() as daemon:
-        programs = _Programs(folder, daemon.runtime_dir)
+        programs = Programs(folder, daemon.runtime_dir)
         words = [sys.executable, programs.write("prints.py", "import json\nprint(1, flush=True)\n")]
         programs.learn(words)
         run = programs.by_exec(words)
