@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import importlib.metadata
@@ -22,6 +23,7 @@ from exit_status import pytest_sessionfinish, pytest_sessionstart  # noqa: F401 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from serving import Serving
     from trims_client import Session
 
     from trims.daemon.main import Daemon
@@ -194,13 +196,9 @@ def _libraries_are_warm() -> None:
         daemon.stop()
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short-named folder: sockets have paths of at most 107 bytes, pytest's own folders are longer."""
-    from trims.daemon.main import shm_prefix
-
+@contextlib.contextmanager
+def _short_folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="trims-t-"))
-    _prefixes.update(shm_prefix(made / state) for state in ("state", "state2"))
     yield made
     until = time.monotonic() + _SETTLE_S
     while True:
@@ -210,6 +208,23 @@ def folder() -> Iterator[Path]:
         except OSError as error:  # a detached keeper that ends writes its last file, or removes its socket, meanwhile
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > until:
                 raise
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short-named folder: sockets have paths of at most 107 bytes, pytest's own folders are longer."""
+    from trims.daemon.main import shm_prefix
+
+    with _short_folder() as made:
+        _prefixes.update(shm_prefix(made / state) for state in ("state", "state2"))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def module_folder() -> Iterator[Path]:
+    """A short-named folder for all tests of a module; memory of daemons in it may outlive a test."""
+    with _short_folder() as made:
+        yield made
 
 
 @pytest.fixture
@@ -243,6 +258,16 @@ def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
         if not daemon.ended:
             daemon.ask_to_end(purge=True)
             daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def module_daemon(module_folder: Path) -> Iterator[Serving]:
+    """A daemon in a process of its own for all tests of a module, which look at it through its doors."""
+    from serving import serving_in
+
+    with serving_in(module_folder, TRIMS_CPU_CAPACITY_BYTES="256MiB", TRIMS_GPUS="none") as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture
@@ -325,9 +350,7 @@ def session(daemon: Daemon) -> Iterator[Session]:
         yield made
 
 
-@pytest.fixture
-def checkpoint(folder: Path) -> Callable[..., Path]:
-    """Write a safetensors file: `checkpoint("a")`, or with tensors or a size in bytes."""
+def _checkpoints(folder: Path) -> Callable[..., Path]:
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -342,3 +365,15 @@ def checkpoint(folder: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def checkpoint(folder: Path) -> Callable[..., Path]:
+    """Write a safetensors file: `checkpoint("a")`, or with tensors or a size in bytes."""
+    return _checkpoints(folder)
+
+
+@pytest.fixture(scope="module")
+def module_checkpoint(module_folder: Path) -> Callable[..., Path]:
+    """Write a safetensors file for all tests of a module."""
+    return _checkpoints(module_folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
+from looking import wait_until
 from repository import ROOT
 from s3_server import KEYS, s3_client, s3_server
 from safetensors.numpy import save, save_file
@@ -28,6 +30,7 @@ import trims
 from trims.cli.main import build_parser
 from trims.manifests.manifest import parse_manifest
 from trims.tenants import read_tenants
+from trims.wire.address import ATTACH_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +155,7 @@ class World:
         self._run([sys.executable, "-c", save])
         (manifest,) = [block.text for block in blocks("yaml") if "build_bert" in block.text]
         (self.folder / "bert.yaml").write_text(manifest)
-        self.command("add", "bert.yaml")
+        self.command("add", "bert.yaml", "--replace")
 
     def add_onnx(self) -> None:
         """The model `resnet50`, much reduced."""
@@ -184,12 +187,21 @@ class World:
         assert self.daemon.wait(WAIT_S) == 0
 
 
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder)
-    made.python("trims.connect(wait_s=100).close()")
-    yield made
-    made.end()
+@contextlib.contextmanager
+def serving_world(folder: Path, **more: str) -> Iterator[World]:
+    """Give a world whose daemon answers."""
+    made = World(folder, **more)
+    try:
+        wait_until((folder / "run" / ATTACH_SOCKET).exists, "the daemon comes up")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def world(module_folder: Path) -> Iterator[World]:
+    with serving_world(module_folder) as made:
+        yield made
 
 
 @pytest.fixture
@@ -200,51 +212,48 @@ def reaching_world(folder: Path) -> Iterator[World]:
             client.create_bucket(Bucket="models")
         hub.add("org/name", {"config.json": b"{}", "model.safetensors": save({"w": np.ones(4, np.float32)})})
         of_hub = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "TRIMS_ALLOW_HOSTS": "127.0.0.1,localhost"}
-        made = World(folder, **of_hub, **KEYS, AWS_ENDPOINT_URL=s3, AWS_REGION="us-east-1")
-        made.python("trims.connect(wait_s=100).close()")
-        yield made
-        made.end()
+        with serving_world(folder, **of_hub, **KEYS, AWS_ENDPOINT_URL=s3, AWS_REGION="us-east-1") as made:
+            yield made
 
 
-def run(world: World, code: str) -> str:
-    """Run a block with the models that it names, in the environment that it needs."""
+def framework_of(block: Block) -> str:
+    """Return the framework whose environment and models a block needs; "" if it needs none."""
+    named = {"trims.mxnet": "mxnet", "trims.onnxruntime": "onnx", "trims.evaluate": "onnx", "trims.torch": "torch"}
+    return next((framework for name, framework in named.items() if name in block.text), "")
+
+
+@pytest.mark.parametrize("framework", ["", pytest.param("mxnet", marks=pytest.mark.mxnet), "onnx", "torch"])
+def test_every_block_of_python_runs(world: World, framework: str) -> None:
+    """Run the documents' blocks and the examples of public names that need a framework, in one process."""
     prelude, python = "", sys.executable
-    if "trims.mxnet" in code:
+    if framework == "mxnet":
         if not MXNET_PYTHON.exists():
             pytest.skip("no MXNet environment: make mxnet-env")
         world.add_mxnet()
         python = str(MXNET_PYTHON)
-    elif "trims.onnxruntime" in code or "trims.evaluate" in code:
+    elif framework == "onnx":
         pytest.importorskip("onnxruntime")
         world.add_onnx()
         prelude = BATCH_PRELUDE
-    elif "trims.torch" in code:
+    elif framework == "torch":
         pytest.importorskip("torch")
         world.add_torch()
         prelude = TORCH_PRELUDE
     else:
-        world.command("add", "bert.safetensors")
-    return world.python(prelude + code, python)
-
-
-def marked(each: list[Block]) -> list[object]:
-    marks = {True: [pytest.mark.mxnet], False: []}
-    return [pytest.param(block, marks=marks["trims.mxnet" in block.text], id=str(block)) for block in each]
-
-
-@pytest.mark.parametrize("block", marked(blocks("python")))
-def test_a_block_of_python_runs(world: World, block: Block) -> None:
-    run(world, block.text)
-
-
-@pytest.mark.parametrize("block", marked([each for each in examples() if each.where != "trims.cupy"]))
-def test_the_example_of_a_public_name_runs(world: World, block: Block) -> None:
-    run(world, block.text)
+        world.command("add", "bert.safetensors", "--replace")
+    every = [*blocks("python"), *(each for each in examples() if each.where != "trims.cupy")]
+    chosen = [(each.where, each.text) for each in every if framework_of(each) == framework]
+    assert chosen
+    world.python(
+        f"for where, text in {chosen!r}:\n    exec(compile({PRELUDE + prelude!r} + text, where, 'exec'), {{}})", python
+    )
 
 
 def test_an_example_prints_what_it_is_about(world: World) -> None:
-    assert run(world, example("Weights").text) == f"{EMBEDDINGS} float32 (8, 4)\n"
-    assert world.python(example("admin").text).splitlines() == ["serving", "bert"]
+    world.command("add", "bert.safetensors", "--replace")
+    assert world.python(example("Weights").text) == f"{EMBEDDINGS} float32 (8, 4)\n"
+    state, *models = world.python(example("admin").text).splitlines()
+    assert (state, "bert" in models) == ("serving", True)
     assert world.python(example("aadmin").text) == "serving\n"
     assert world.python(example("TrimsError").text).startswith("never ")
     assert world.python(example("errors").text).startswith("model_not_found False no model 'no-such-model'")

@@ -29,6 +29,8 @@ from trims.daemon.control_door import MAX_STREAMS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from serving import Serving
+
     from trims.daemon.main import Daemon
 
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
@@ -65,16 +67,25 @@ def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
     return daemon
 
 
+@pytest.fixture(scope="module")
+def asked_by_others(module_daemon: Serving, module_checkpoint: Callable[..., Path]) -> Iterator[Endpoint]:
+    """An endpoint for clients of others, which leave nothing behind: `m` doubles, and so does `measured`."""
+    daemon, tensor = module_daemon, {"dtype": "FP64", "shape": [-1]}
+    scaler, echo = {"call": "own_predictors:Scaler"}, {"call": "own_predictors:Echo"}
+    register(daemon, module_checkpoint, predictor=scaler)
+    register(daemon, module_checkpoint, "echo", predictor=echo)
+    tensors = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+    register(daemon, module_checkpoint, "measured", version="1", predictor=scaler, **tensors)
+    endpoint = Endpoint(daemon.config.runtime_dir, "--shared-memory", "system")
+    yield endpoint
+    endpoint.end()
+
+
 @pytest.mark.clients
 @pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
 @pytest.mark.parametrize(("program", "check"), CHECKS)
-def test_a_client_by_others_works_as_it_is(
-    scaler: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], program: str, check: str
-) -> None:
-    if check.endswith("types"):
-        register(scaler, checkpoint, "echo", predictor={"call": "own_predictors:Echo"})
-    endpoint = start("--shared-memory", "system")
-    port = endpoint.grpc_port if check.startswith("grpc") else endpoint.port
+def test_a_client_by_others_works_as_it_is(asked_by_others: Endpoint, program: str, check: str) -> None:
+    port = asked_by_others.grpc_port if check.startswith("grpc") else asked_by_others.port
     done = subprocess.run(
         [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False
     )
@@ -95,31 +106,15 @@ def test_every_client_of_the_clients_environment_asks_the_endpoint_in_some_check
 @pytest.mark.parametrize(
     "how",
     [
-        ("-i", "http"),
         ("-i", "http", "-a"),
-        ("-i", "grpc"),
-        ("-i", "grpc", "-a"),
         ("-i", "grpc", "-a", "--streaming"),
-        ("-i", "http", "--shared-memory", "system"),
         ("-i", "grpc", "--shared-memory", "system"),
     ],
     ids=" ".join,
 )
-def test_perf_analyzer_measures_a_model_as_it_does_with_triton(
-    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], how: tuple[str, ...]
-) -> None:
-    tensor = {"dtype": "FP64", "shape": [-1]}
-    register(
-        daemon,
-        checkpoint,
-        version="1",
-        predictor={"call": "own_predictors:Scaler"},
-        inputs=[{"name": "x", **tensor}],
-        outputs=[{"name": "y", **tensor}],
-    )
-    endpoint = start("--shared-memory", "system")
-    port = endpoint.grpc_port if "grpc" in how else endpoint.port
-    asked = ["-m", "m", "-u", f"localhost:{port}", "--shape", "x:4", "--concurrency-range", "2"]
+def test_perf_analyzer_measures_a_model_as_it_does_with_triton(asked_by_others: Endpoint, how: tuple[str, ...]) -> None:
+    port = asked_by_others.grpc_port if "grpc" in how else asked_by_others.port
+    asked = ["-m", "measured", "-u", f"localhost:{port}", "--shape", "x:4", "--concurrency-range", "2"]
     short = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "-s", "999", "-r", "3"]
     done = subprocess.run(
         [PERF_ANALYZER, *asked, *short, *how],

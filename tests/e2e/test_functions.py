@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,10 +22,12 @@ from fleets import SUPPORT, register
 from looking import wait_until
 from repository import ROOT
 
+from trims.control import admin
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trims.daemon.main import Daemon
+    from serving import Serving
 
 HANDLERS = f"{SUPPORT}/own_handlers.py"
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
@@ -58,40 +61,47 @@ def call(
             return Reply(error.code, {name.lower(): value for name, value in error.headers.items()}, error.read())
 
 
-def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+def command(daemon: Serving, *words: str) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(daemon.config.runtime_dir)]
     return subprocess.run([*run, *words], check=False, capture_output=True, text=True, timeout=120)
 
 
-def add(daemon: Daemon, handler: str, *words: str, file: str = HANDLERS, model: str = "m") -> None:
+def add(daemon: Serving, handler: str, *words: str, file: str = HANDLERS, model: str = "m") -> None:
     """Register a function of the handler's name."""
     done = command(daemon, "add", file, "--model", model, "--name", handler, "--handler", handler, *words)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def start(daemon: Daemon, checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Endpoint]]:
-    """Start an endpoint, with flags; the daemon has the model `m` with the weight `factor` = 2."""
-    register(daemon, checkpoint)
+@pytest.fixture(scope="module")
+def daemon(module_daemon: Serving) -> Serving:
+    return module_daemon
+
+
+@contextlib.contextmanager
+def serving(daemon: Serving, *flags: str) -> Iterator[Endpoint]:
     environments = [f"--environments=mxnet={MXNET_PYTHON}"] * MXNET_PYTHON.exists()
-    made: list[Endpoint] = []
-
-    def start(*flags: str) -> Endpoint:
-        made.append(Endpoint(daemon.config.runtime_dir, "--isolation", "process", *environments, *flags))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.end(signal.SIGKILL)
+    made = Endpoint(daemon.config.runtime_dir, "--isolation", "process", *environments, *flags)
+    yield made
+    made.end(signal.SIGKILL)
 
 
-@pytest.fixture
-def endpoint(start: Callable[..., Endpoint]) -> Endpoint:
-    return start()
+@pytest.fixture(scope="module")
+def endpoint(daemon: Serving) -> Iterator[Endpoint]:
+    with serving(daemon) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _models(daemon: Serving, module_checkpoint: Callable[..., Path]) -> None:
+    """The daemon has the model `m` with the weight `factor` = 2, and no other."""
+    with admin(daemon.config.runtime_dir) as control:
+        for each in control.models():
+            control.remove(each.name)
+    register(daemon, module_checkpoint)
 
 
 def test_a_function_answers_cold_and_warm_and_is_a_model_in_lists_and_metrics(
-    daemon: Daemon, endpoint: Endpoint
+    daemon: Serving, endpoint: Endpoint
 ) -> None:
     add(daemon, "handler")
     first, second = (call(endpoint, "handler", {"x": 3}) for _ in range(2))
@@ -121,7 +131,7 @@ def test_a_function_answers_cold_and_warm_and_is_a_model_in_lists_and_metrics(
     ],
 )
 def test_add_refuses_what_is_no_function_of_a_model(
-    daemon: Daemon, endpoint: Endpoint, words: list[str], message: str
+    daemon: Serving, endpoint: Endpoint, words: list[str], message: str
 ) -> None:
     done = command(daemon, "add", HANDLERS, "--model", "m", *words)
     assert done.returncode == 1
@@ -129,7 +139,7 @@ def test_add_refuses_what_is_no_function_of_a_model(
     assert endpoint.ask("GET", "/functions")[1] == {"functions": []}
 
 
-def test_a_cloud_event_is_answered_by_one(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_a_cloud_event_is_answered_by_one(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "names")
     sent = {**EVENT, "ce-subject": "caf%C3%A9"}
     reply = call(endpoint, "names", {"n": 1}, **sent, content_type="application/json; charset=utf-8")
@@ -151,7 +161,7 @@ def test_a_cloud_event_is_answered_by_one(daemon: Daemon, endpoint: Endpoint) ->
     assert call(endpoint, "answer_nothing", {}).value is None
 
 
-def test_a_request_that_is_wrong_is_told_by_status_and_words(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_a_request_that_is_wrong_is_told_by_status_and_words(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "names")
     for function, sent, status, words in (
         ("names", {"body": b"{"}, 400, "the event is no JSON"),
@@ -168,9 +178,10 @@ def test_a_request_that_is_wrong_is_told_by_status_and_words(daemon: Daemon, end
 
 
 def test_what_a_handler_raises_is_told_with_its_place_and_the_log_has_the_traceback(
-    daemon: Daemon, endpoint: Endpoint
+    daemon: Serving, endpoint: Endpoint
 ) -> None:
     add(daemon, "fail")
+    before = len(endpoint.said)
     reply = call(endpoint, "fail", 1)
     assert reply.status == 500
     line = Path(HANDLERS).read_text().split("\n").index('    raise ZeroDivisionError("by hand")') + 1
@@ -180,7 +191,7 @@ def test_what_a_handler_raises_is_told_with_its_place_and_the_log_has_the_traceb
     }  # fmt: skip
     assert f"ZeroDivisionError: by hand (own_handlers.py:{line} in _helper)" in reply.value["error"]
     assert "Traceback" not in reply.value["error"]
-    wait_until(lambda: any("Traceback" in each for each in endpoint.said), "the log has the traceback")
+    wait_until(lambda: any("Traceback" in each for each in endpoint.said[before:]), "the log has the traceback")
     add(daemon, "answer_bytes")
     assert "the handler returned what JSON cannot hold" in call(endpoint, "answer_bytes", 1).value["error"]
     add(daemon, "refuse")
@@ -188,9 +199,7 @@ def test_what_a_handler_raises_is_told_with_its_place_and_the_log_has_the_traceb
     assert (refused.status, refused.value) == (400, {"error": "it takes none of these"})
 
 
-def test_a_handler_that_hangs_or_ends_its_process_costs_itself_alone(daemon: Daemon, endpoint: Endpoint) -> None:
-    from trims.control import admin
-
+def test_a_handler_that_hangs_or_ends_its_process_costs_itself_alone(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "handler")
     add(daemon, "die")
     add(daemon, "hang")
@@ -204,40 +213,41 @@ def test_a_handler_that_hangs_or_ends_its_process_costs_itself_alone(daemon: Dae
     assert call(endpoint, "handler", {"x": 1}).value["y"] == 2.0
 
 
-def test_a_request_waits_no_longer_than_its_deadline_says(daemon: Daemon, start: Callable[..., Endpoint]) -> None:
-    endpoint = start("--most-instances", "1")  # or the second request has a predictor of its own
+def test_a_request_waits_no_longer_than_its_deadline_says(daemon: Serving) -> None:
     add(daemon, "hang")
-    connection = HTTPConnection("127.0.0.1", endpoint.port, timeout=120)
-    connection.request("POST", "/functions/hang", "1")
-    wait_until(lambda: any("hangs" in each for each in endpoint.said), "the handler runs")
-    late = call(endpoint, "hang", 1, trims_deadline="0.1")
-    assert (late.status, "was free within 0.1 s" in late.value["error"]) == (504, True)
-    connection.close()
+    with serving(daemon, "--most-instances", "1") as endpoint:  # or the second request has a predictor of its own
+        connection = HTTPConnection("127.0.0.1", endpoint.port, timeout=120)
+        connection.request("POST", "/functions/hang", "1")
+        wait_until(lambda: any("hangs" in each for each in endpoint.said), "the handler runs")
+        late = call(endpoint, "hang", 1, trims_deadline="0.1")
+        assert (late.status, "was free within 0.1 s" in late.value["error"]) == (504, True)
+        connection.close()
 
 
-def test_a_handler_whose_client_hangs_up_is_ended_in_time_for_the_next(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_a_handler_whose_client_hangs_up_is_ended_in_time_for_the_next(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "hang_once")
+    before = len(endpoint.said)
     connection = HTTPConnection("127.0.0.1", endpoint.port, timeout=120)
     connection.request("POST", "/functions/hang_once", json.dumps(str(daemon.config.runtime_dir / "seen")))
-    wait_until(lambda: any("hangs" in each for each in endpoint.said), "the handler runs")
+    wait_until(lambda: any("hangs" in each for each in endpoint.said[before:]), "the handler runs")
     connection.close()
     assert call(endpoint, "hang_once", str(daemon.config.runtime_dir / "seen")).value == "at once"
 
 
-def test_twenty_events_at_once_are_all_answered(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_twenty_events_at_once_are_all_answered(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "handler")
     with ThreadPoolExecutor(20) as threads:
         replies = list(threads.map(lambda x: call(endpoint, "handler", {"x": x}), range(20)))
     assert [reply.value["y"] for reply in replies] == [2.0 * x for x in range(20)]
 
 
-def test_an_event_of_ten_megabytes_comes_back_whole(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_an_event_of_ten_megabytes_comes_back_whole(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "names")
     event = {"text": "x" * 10_000_000}
     assert call(endpoint, "names", event).value == ["factor", event]
 
 
-def test_a_file_that_is_edited_is_run_as_it_is_now(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_a_file_that_is_edited_is_run_as_it_is_now(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     file = folder / "edited.py"
     file.write_text("def handler(model, event): return 1")
     add(daemon, "handler", file=str(file))
@@ -255,7 +265,7 @@ def test_a_file_that_is_edited_is_run_as_it_is_now(daemon: Daemon, endpoint: End
 
 
 def test_a_function_follows_its_model_when_that_is_replaced_or_removed(
-    daemon: Daemon, endpoint: Endpoint, checkpoint: Callable[..., Path]
+    daemon: Serving, endpoint: Endpoint, checkpoint: Callable[..., Path]
 ) -> None:
     add(daemon, "handler")
     assert call(endpoint, "handler", {"x": 1}).value["y"] == 2.0
@@ -272,10 +282,8 @@ def test_a_function_follows_its_model_when_that_is_replaced_or_removed(
 
 @pytest.mark.parametrize("form", ["torch", "onnxruntime", "mxnet"])
 def test_a_handler_gets_its_model_in_the_form_that_add_names(
-    daemon: Daemon, endpoint: Endpoint, folder: Path, form: str
+    daemon: Serving, endpoint: Endpoint, folder: Path, form: str
 ) -> None:
-    from trims.control import admin
-
     if form == "mxnet" and not MXNET_PYTHON.exists():
         pytest.skip("no MXNet environment: make mxnet-env")
     manifest, name = _model(form, folder)
@@ -311,7 +319,7 @@ def _model(form: str, folder: Path) -> tuple[dict[str, Any], str]:
     return {"artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}, "SymbolBlock"
 
 
-def test_orders_on_a_function_are_orders_on_its_model(daemon: Daemon, endpoint: Endpoint) -> None:
+def test_orders_on_a_function_are_orders_on_its_model(daemon: Serving, endpoint: Endpoint) -> None:
     add(daemon, "handler")
     for words in (["load", "handler", "--place", "cpu"], ["pin", "handler"]):
         done = command(daemon, *words)
@@ -332,7 +340,7 @@ def test_orders_on_a_function_are_orders_on_its_model(daemon: Daemon, endpoint: 
 
 
 def test_a_model_that_becomes_a_function_of_another_gives_its_image_up(
-    daemon: Daemon, endpoint: Endpoint, checkpoint: Callable[..., Path]
+    daemon: Serving, endpoint: Endpoint, checkpoint: Callable[..., Path]
 ) -> None:
     assert command(daemon, "add", str(checkpoint("own"))).returncode == 0
     before = json.loads(command(daemon, "show", "own", "--json").stdout)["key"]

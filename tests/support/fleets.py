@@ -18,12 +18,14 @@ from trims.formats.conversion.interpreter_selection import InterpreterSelection
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from serving import Serving
+
     from trims.daemon.main import Daemon
 
 SUPPORT = str(Path(__file__).parent)
 
 
-def register(daemon: Daemon, checkpoint: Callable[..., Path], name: str = "m", **fields: Any) -> None:
+def register(daemon: Daemon | Serving, checkpoint: Callable[..., Path], name: str = "m", **fields: Any) -> None:
     """Register a model whose only weight is `factor` = 2; `predictor`, `inputs` and so on as in a manifest."""
     path = checkpoint(name, {"factor": np.array(2.0)})
     manifest = {"name": name, "artifact": {"path": str(path)}, "framework": {"name": "numpy"}, **fields}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,8 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims.cli.exec_command import list_templates
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 #: The `trims` command as users have it.
 TRIMS = str(Path(sys.executable).with_name("trims"))
@@ -90,11 +91,9 @@ class Programs:
         how["env"] = {**self.env, **how.get("env", {})}
         return subprocess.run(command, check=False, **how)
 
-    def templates(self, env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    def templates(self) -> list[dict[str, Any]]:
         """Return what the daemon reports of templates."""
-        listed = self._run([TRIMS, "ps", "--templates", "--json"], env=dict(env or {}))
-        found: list[dict[str, Any]] = json.loads(listed.stdout)
-        return found
+        return list_templates(self.env["TRIMS_RUNTIME_DIR"])
 
     def await_templates(self, count: int = 1) -> list[dict[str, Any]]:
         """Wait until so many templates are ready and none is being made."""
@@ -103,7 +102,7 @@ class Programs:
             found = self.templates()
             if len(found) == count and all(each["state"] == "ready" for each in found):
                 return found
-            time.sleep(0.05)
+            time.sleep(0.01)
         raise AssertionError(f"there are not {count} templates: {self.templates()}")
 
     def learn(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:

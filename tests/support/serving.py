@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from trims.daemon.main import shm_prefix
+from trims.wire.address import CONTROL_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +27,8 @@ class Serving:
 
     def __init__(self, folder: Path, **variables: str) -> None:
         self.folder = folder
+        #: As of a daemon in this process: where its sockets are.
+        self.config = SimpleNamespace(runtime_dir=folder / "run")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TRIMS_")},
             "TRIMS_RUNTIME_DIR": str(folder / "run"),
@@ -39,11 +45,21 @@ class Serving:
         process = subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True)
         self.running.append(process)
         until = time.monotonic() + 120
-        while ("process " if wrapped else f"process {process.pid},") not in self.run("status").stdout:
+        while (pid := self._answering()) is None or not (wrapped or pid == process.pid):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until
             time.sleep(0.01)
         return process
+
+    def _answering(self) -> int | None:
+        """Return the number of the process that has the control door; None if it is not open."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(f"{self.environment['TRIMS_RUNTIME_DIR']}/{CONTROL_SOCKET}")
+            except OSError:
+                return None
+            pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            return pid
 
     def run(self, *words: object) -> subprocess.CompletedProcess[str]:
         """Another command with the same variables."""

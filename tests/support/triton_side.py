@@ -43,8 +43,8 @@ def check_http(port: str) -> None:
         assert result.get_response()["id"] == "7"
         assert [each["name"] for each in client.get_model_metadata("m")["inputs"]] == ["x"]
         assert client.get_model_config("m")["input"][0]["data_type"] == "TYPE_FP64"
-        assert client.get_inference_statistics("m")["model_stats"][0]["inference_count"] == 1
-        assert [each["name"] for each in client.get_model_repository_index()] == ["m"]
+        assert client.get_inference_statistics("m")["model_stats"][0]["inference_count"] >= 1
+        assert "m" in [each["name"] for each in client.get_model_repository_index()]
         client.unload_model("m")
         client.load_model("m")
         assert client.infer("m", _inputs(http, [3.0])).as_numpy("y").tolist() == [6.0]
@@ -111,14 +111,15 @@ def check_grpc(port: str) -> None:
         assert client.is_model_ready("m")
         assert not client.is_model_ready("unknown")
         assert client.get_server_metadata().name == "trims"
+        client.unload_model("m")
         result = client.infer("m", _inputs(grpc, [1.0, 2.0]), request_id="7")
         assert result.as_numpy("y").tolist() == [2.0, 4.0]
         assert result.get_response().id == "7"
         assert result.get_response().parameters["cold"].bool_param is True
         assert [each.name for each in client.get_model_metadata("m").inputs] == ["x"]
         assert client.get_model_config("m").config.input[0].name == "x"
-        assert client.get_inference_statistics("m").model_stats[0].inference_count == 1
-        assert [each.name for each in client.get_model_repository_index().models] == ["m"]
+        assert client.get_inference_statistics("m").model_stats[0].inference_count >= 1
+        assert "m" in [each.name for each in client.get_model_repository_index().models]
         client.unload_model("m")
         client.load_model("m")
         outputs = [grpc.InferRequestedOutput("y")]
