@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.programs.freshness import Files
-    from trims.programs.template_process import TemplateProcess
+    from trims.programs.making import TemplateProcess
     from trims.wire.frames import Message
 
 #: Seconds between two looks at an observed program's imports.

@@ -6,12 +6,21 @@ than the first one did; then a further template is made, while the one before it
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import LostPeerError
+from trims.process import messages
+from trims.process.child import Child, Ties
+from trims.process.python import LOAD_PACKAGES, run_code
 from trims.programs.freshness import Files, site_files
+from trims.programs.inside.observe import OLDEST
 from trims.programs.inside.observed import MARKS, is_within, read_names
-from trims.programs.template_process import TemplateProcess
+from trims.programs.inside.protocol import LONG_BYTES
 
 if TYPE_CHECKING:
     import mmap
@@ -29,10 +38,109 @@ _IMPORT_S = 300.0
 _MOST_RENEWALS = 16
 #: Seconds before another try after one that has read files while they were written.
 _TORN_PAUSE_S = 0.1
+#: Program text of the template: what is there before it counts as the interpreter's own.
+_BOOT = f"""
+before = set(sys.modules)
+if sys.version_info < {OLDEST!r} or sys.implementation.name != "cpython":
+    sys.exit("templates need CPython 3.10 or newer, and this is " + sys.version)
+{LOAD_PACKAGES}
+load_packages({{"trims": sys.argv[1]}})
+from trims.programs.inside.template import main
+main(before)
+"""
+_TRIMS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: Variables that a template starts with and its programs do not: libraries that report their use to their maker would
+#: start a thread for it when they are imported.
+_QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 
 
 class UnfitError(Exception):
     """The program cannot have a template; the message says why."""
+
+
+class TemplateProcess:
+    """Template as its host sees it: a process in the program's interpreter that imports, and then forks.
+
+    Args:
+        plan: See `host.Host`.
+        modules: Notes of what the program imports, in this order (see `inside.observed`).
+        banned: Modules that it does not import, nor those below them.
+
+    Attributes:
+        child: The process.
+        facts: What it reported when it had imported; None before.
+        pending: What waits for the answers to forks, in their order.
+        since_ns: When it was started, in nanoseconds since 1970.
+
+    Raises OSError.
+    """
+
+    def __init__(self, plan: Message, modules: Sequence[str], banned: Sequence[str]) -> None:
+        self.modules = list(modules)
+        self.facts: Message | None = None
+        self.pending: deque[Any] = deque()
+        self.since_ns = time.time_ns()
+        self._output = os.memfd_create("trims-template", os.MFD_CLOEXEC)
+        self._progress = os.memfd_create("trims-template-progress", os.MFD_CLOEXEC)
+        try:
+            ties = Ties()
+            numbers = [str(number) for number in (*ties.fds, self._output, self._progress)]
+            folder = plan["working_folder"] if os.path.isdir(plan["working_folder"]) else "/"
+            self.child = Child(
+                run_code(_BOOT, _TRIMS, *numbers, python=plan["interpreter"], flags=plan["flags"]), ties,
+                fds=[self._output, self._progress], leads=False, stdout=self._output, stderr=self._output,
+                env={**_QUIET, **plan["environment"]}, cwd=folder,
+            )  # fmt: skip
+        except BaseException:
+            os.close(self._output)
+            os.close(self._progress)
+            raise
+        try:
+            known = {key: plan[key] for key in ("own", "folder", "unread")}
+            message = {"op": "import", "modules": self.modules, "banned": list(banned), **known}
+            messages.send(self.child.socket, message, long=True)
+            self.child.socket.setblocking(False)
+        except LostPeerError:
+            pass  # it has ended, which is heard next
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Return its next message; None once it is gone. Raises BlockingIOError if there is none yet."""
+        return messages.receive(self.child.socket, long_bytes=LONG_BYTES)
+
+    def last_module(self) -> str:
+        """Return the module that it imported last, or was importing; empty text if it had not begun."""
+        index = os.pread(self._progress, 8, 0)
+        return self.modules[int.from_bytes(index, "little")] if index else ""
+
+    def last_words(self) -> str:
+        """Return the end of what it printed."""
+        size = os.fstat(self._output).st_size
+        return os.pread(self._output, 400, max(0, size - 400)).decode(errors="replace").strip()
+
+    def memory_bytes(self) -> int:
+        """Return the memory that it takes, shared pages in parts. Raises OSError."""
+        with open(f"/proc/{self.child.pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+
+    def kill(self) -> None:
+        """Kill it, and what its imports have started, and wait for its end. Its programs live on. Idempotent."""
+        if self.child.status is None:
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.kill()
+            self.child.wait()
+
+    def close(self) -> None:
+        """Kill it, and give back what it took here. Idempotent."""
+        self.kill()
+        self.child.close()
+        for fd in (self._output, self._progress):
+            if fd >= 0:
+                os.close(fd)
+        self._output = self._progress = -1
 
 
 class Making:
@@ -184,13 +292,8 @@ class Making:
         if self._rounds > _MOST_ROUNDS:
             left = ", ".join(list(self.left_out)[:5])
             raise UnfitError(f"no template can be made of what it imports: {left} and others cannot be in one")
-        plan = self._plan
         try:
-            self.coming = TemplateProcess(
-                plan["interpreter"], plan["flags"], plan["environment"], self._learned,
-                banned=list(self.left_out), own=plan["own"],
-                folder=plan["folder"], working_folder=plan["working_folder"], unread=plan["unread"],
-            )  # fmt: skip
+            self.coming = TemplateProcess(self._plan, self._learned, list(self.left_out))
         except OSError as error:
-            raise UnfitError(f"{plan['interpreter']} cannot be started: {error}") from error
+            raise UnfitError(f"{self._plan['interpreter']} cannot be started: {error}") from error
         self._import_until_s = time.monotonic() + _IMPORT_S

@@ -74,8 +74,8 @@ class Inventory:
                 return spare
         return None
 
-    def drop_spare(self, environment: Environment, process: PredictorProcess) -> None:
-        """A process has ended that may be a spare still."""
+    def drop_spare(self, environment: Environment, process: PredictorProcess, _: object = None) -> None:
+        """Forget a process that ends and may be a spare still."""
         with contextlib.suppress(ValueError):
             self.spares.get(environment, []).remove(process)
 

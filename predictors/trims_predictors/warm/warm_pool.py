@@ -16,9 +16,9 @@ that needs one starts it again. An environment in which nothing runs any more ma
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims_predictors.children.launcher import Environment, Launcher
-    from trims_predictors.warm.preload_learner import Preloads
     from trims_predictors.warm.reclaim_policy import Step
 
 _log = logging.getLogger(__name__)
@@ -81,18 +80,16 @@ class WarmPool:
         self._threads = threads
         self._inventory = Inventory()
         self._background = Background("the warm pool", self._explained)
-        self._learner = PreloadLearner(self._make_giving_way, self._serve, self.calm, self._background, learned)
+        make = partial(self._make_template, gives_way=True)
+        self._learner = PreloadLearner(make, self._serve, self.calm, self._background, learned)
+        #: Modules that cannot be imported in a template, and who asks for them.
+        self.preloads = self._learner.preloads
         self._tending: set[Environment] = set()
         #: Processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
         self._reclaimer = Reclaimer(self._inventory, limits or Limits(), self.calm, self._carry_out)
         self._keeping = False
         self._closing = False
-
-    @property
-    def preloads(self) -> Preloads:
-        """Modules that cannot be imported in a template, and who asks for them."""
-        return self._learner.preloads
 
     async def take(self, environment: Environment) -> PredictorProcess:
         """A predictor's process that has loaded nothing yet.
@@ -168,7 +165,7 @@ class WarmPool:
                 or not self._has_room(self._inventory.bytes_of_template(environment))
             ):
                 return False
-            template = self._make_giving_way(environment, self._learner.modules_of(environment))
+            template = self._make_template(environment, self._learner.modules_of(environment), gives_way=True)
             self._inventory.templates[environment] = template
             self._inventory.use(environment)
         await asyncio.shield(template.ready)
@@ -289,9 +286,6 @@ class WarmPool:
             self._inventory.templates[environment] = template
         return template
 
-    def _make_giving_way(self, environment: Environment, modules: Sequence[str]) -> Template:
-        return self._make_template(environment, modules, gives_way=True)
-
     def _make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
         with as_trims_errors(f"no template for {environment.framework} can be started"):
             template = Template(self._launcher, environment, modules, gives_way=gives_way)
@@ -323,15 +317,12 @@ class WarmPool:
             while self._wants_spare(environment):
                 spare = await self.make(environment)
                 self._inventory.spares.setdefault(environment, []).append(spare)
-                spare.going.add_done_callback(functools.partial(self._drop_spare, environment, spare))
+                spare.going.add_done_callback(partial(self._inventory.drop_spare, environment, spare))
                 self._reclaimer.wake()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
             _log.warning("no spare predictor for %s: %s", environment.framework, error)
         finally:
             self._tending.discard(environment)
-
-    def _drop_spare(self, environment: Environment, spare: PredictorProcess, _: object) -> None:
-        self._inventory.drop_spare(environment, spare)
 
     def _wants_spare(self, environment: Environment) -> bool:
         """Return whether to make one more: not for an unused environment, and not where it would be ended again."""

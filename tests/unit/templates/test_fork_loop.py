@@ -12,33 +12,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trims.process import messages
-from trims.process.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: The smallest role: what a fork does is in its message.
 ROLE = """
 import os, socket, sys
 from trims.templates.fork_loop import ForkLoop, freeze
 
-def links(pid):
-    folder = f"/proc/{pid}/fd/"
+def links():
+    folder = "/proc/self/fd/"
     return sorted(os.readlink(folder + fd) for fd in os.listdir(folder) if os.path.lexists(folder + fd))
 
 class Role(ForkLoop):
     def _import(self, message):
-        for code in message["modules"]:
-            exec(code)
+        exec(message["modules"])
         freeze()
-        return {"op": "imported", "spoilt": self._blocker(()), "held": links("self")}
+        return {"op": "imported", "spoilt": self._blocker(()), "held": links()}
 
     def _fork(self, message, fds):
         pid = os.fork()
         if pid == 0:
             self._leave()
-            exec(message["code"], {"os": os, "fds": fds, "links": links})
+            exec(message["code"])
             os._exit(0)
         return pid, {"more": message["code"]}
 
@@ -47,7 +44,7 @@ class Role(ForkLoop):
 
 Role(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).serve()
 """
-WAITS = "os.read(fds[0], 1)"
+SPOILS = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
 class Template:
@@ -55,92 +52,57 @@ class Template:
 
     def __init__(self) -> None:
         self.sock, theirs = messages.pair()
-        self.lifeline = Lifeline()
-        numbers = [theirs.fileno(), self.lifeline.fileno()]
-        command = [sys.executable, "-c", ROLE, *map(str, numbers)]
-        self.process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
-        theirs.close()
-        self.lifeline.given()
         self.sock.settimeout(50)
         self.pidfds: list[int] = []
+        with theirs, open(os.devnull) as lifeline:
+            numbers = [theirs.fileno(), lifeline.fileno()]
+            self.process = subprocess.Popen([sys.executable, "-c", ROLE, *map(str, numbers)], pass_fds=numbers)
 
-    def hear(self) -> tuple[dict[str, Any], list[int]]:
-        received = messages.receive(self.sock)
-        assert received is not None
-        return received
+    def ask(self, **message: Any) -> dict[str, Any]:
+        messages.send(self.sock, message)
+        return self.hear()
 
-    def load(self, *code: str) -> dict[str, Any]:
-        messages.send(self.sock, {"op": "import", "modules": list(code)})
-        return self.hear()[0]
-
-    def fork(self, code: str, *fds: int) -> dict[str, Any]:
-        messages.send(self.sock, {"op": "fork", "code": code}, fds)
-        answer, pidfds = self.hear()
+    def hear(self) -> dict[str, Any]:
+        message, pidfds = messages.receive(self.sock) or ({}, [])
         self.pidfds += pidfds
-        return answer
-
-    def end(self) -> None:
-        self.sock.close()
-        self.process.wait(50)
-        self.lifeline.close()
-        messages.close_all(self.pidfds)
+        return message
 
 
 @pytest.fixture
 def template() -> Iterator[Template]:
     made = Template()
     yield made
-    made.end()
-
-
-@pytest.fixture
-def held() -> Iterator[int]:
-    """A descriptor at which forks wait until the test ends."""
-    ours, theirs = os.pipe()
-    yield ours
-    os.close(theirs)
-    os.close(ours)
+    made.sock.close()
+    made.process.wait(50)
+    messages.close_all(made.pidfds)
 
 
 @pytest.mark.parametrize(("code", "status"), [("", 0), ("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])
 def test_the_end_of_a_fork_is_reported_before_its_number_is_free(template: Template, code: str, status: int) -> None:
-    answer = template.fork(code)
+    answer = template.ask(op="fork", code=code)
     assert (answer["op"], answer["more"]) == ("forked", code)
-    ended, _ = template.hear()
-    assert (ended.pop("state"), ended) == ("Z", {"op": "ended", "pid": answer["pid"], "status": status})
+    assert template.hear() == {"op": "ended", "pid": answer["pid"], "status": status, "state": "Z"}
 
 
-def test_a_fork_has_nothing_of_its_template_and_of_other_forks(template: Template, held: int, tmp_path: Path) -> None:
-    for _ in range(2):
-        template.fork(WAITS, held)
-    template.fork(f"open({str(tmp_path / 'held')!r}, 'w').write(' '.join(map(str, links('self'))))")
-    assert template.hear()[0]["status"] == 0
-    assert not [each for each in (tmp_path / "held").read_text().split() if "socket" in each or "pidfd" in each]
-
-
-def test_many_forks_leave_nothing_in_the_template(template: Template) -> None:
-    before = template.load("import json")["held"]
+def test_forks_leave_nothing_in_a_template_and_have_nothing_of_it(template: Template) -> None:
+    before = template.ask(op="import", modules="")["held"]
+    template.ask(op="fork", code="import time; time.sleep(600)")
     for _ in range(30):
-        assert template.fork("")["pid"] == template.hear()[0]["pid"]
-    assert template.load()["held"] == before
+        template.ask(op="fork", code="os._exit(sum('socket' in each or 'pidfd' in each for each in links()))")
+        assert template.hear()["status"] == 0
+    signal.pidfd_send_signal(template.pidfds[0], signal.SIGKILL)
+    assert template.hear()["status"] == -signal.SIGKILL
+    assert template.ask(op="import", modules="")["held"] == before
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "2 threads"),
-        ("import socket; global pair; pair = socket.socketpair()", "it holds a connection"),
-    ],
-)
-def test_a_template_that_is_spoilt_says_so_and_refuses_to_fork(template: Template, code: str, why: str) -> None:
-    assert why in template.load(code)["spoilt"]
-    answer = template.fork("")
-    assert (answer["op"], template.pidfds) == ("refused", [])
-    assert why in answer["why"]
+def test_a_template_that_is_spoilt_says_so_and_refuses_to_fork(template: Template) -> None:
+    assert "2 threads" in template.ask(op="import", modules=SPOILS)["spoilt"]
+    answer = template.ask(op="fork", code="")
+    assert (answer["op"], "2 threads" in answer["why"], template.pidfds) == ("refused", True, [])
 
 
-def test_a_template_ends_with_its_socket_and_its_forks_do_not(template: Template, held: int) -> None:
-    template.fork(WAITS, held)
+def test_a_template_ends_with_its_socket_and_its_forks_do_not(template: Template) -> None:
+    template.ask(op="fork", code="import time; time.sleep(600)")
     template.sock.close()
     assert template.process.wait(50) == 0
     poll = select.poll()

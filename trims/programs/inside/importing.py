@@ -190,7 +190,7 @@ class Importer:
         if self._reads is not None and self._reads.given:
             return f"it reads {self._reads.given}, which the program itself sets before it imports it"
         if os.fstat(self._output).st_size:
-            return f"it prints when it is imported: {_begin_of(self._output)!r}"
+            return f"it prints when it is imported: {os.pread(self._output, 80, 0).decode(errors='replace').strip()!r}"
         if _children():
             return "it starts processes"
         if _count("fd") != self._descriptors:
@@ -231,18 +231,19 @@ class Importer:
         loaded = {name: module for name, module in list(sys.modules.items()) if name not in self._before}
         modules = [*loaded.values(), *(module for name, module in list(sys.modules.items()) if name in self._before)]
         files = {file for module in modules if isinstance(file := getattr(module, "__file__", None), str)}
+        found = {file for file in files if os.path.isabs(file) and os.path.exists(file)}
         archives, wanted = started_from()
-        tops = {name: _place(module) for name, module in loaded.items() if "." not in name and _on_path(module)}
+        # A package without a file has folders that add up.
+        tops = {
+            name: getattr(module, "__file__", None) or ""
+            for name, module in loaded.items()
+            if "." not in name and _on_path(module)
+        }
         return {
             "op": "imported",
             "failed": failed,
             "count": len(loaded),
-            "files": sorted(
-                {file for file in files if os.path.isabs(file) and os.path.exists(file)}
-                | archives
-                | reads.opened
-                | mapped_files()
-            ),
+            "files": sorted({*archives, *reads.opened, *mapped_files(), *found}),
             "listed": sorted(reads.listed),
             "looked": sorted(reads.looked | wanted),
             "tops": tops,
@@ -377,11 +378,6 @@ def _on_path(module: Any) -> bool:
     return origin not in ("built-in", "frozen")
 
 
-def _place(module: Any) -> str:
-    """Return the file of a module; empty text for a package without one, whose folders add up."""
-    return getattr(module, "__file__", None) or ""
-
-
 def _is_in(name: str, folder: str) -> bool:
     """Return whether a module of the top level is the program's own, whatever others there are."""
     try:
@@ -402,7 +398,3 @@ def _children() -> bool:
             return bool(file.read())
     except FileNotFoundError:
         return False
-
-
-def _begin_of(output: int) -> str:
-    return os.pread(output, 80, 0).decode(errors="replace").strip()

@@ -190,14 +190,17 @@ def test_hot_spares_wait_over_a_restart_of_the_daemon(model: Daemon, serve: Call
     drive(model, work, **FLEET)
 
 
-def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon) -> None:
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon, noticed: bool) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
-        waiting = driver.pool.hot._waiting[0].process
+        waiting, deployment = driver.pool.hot._waiting[0].process, await driver.deployment()
         os.kill(waiting.pid, signal.SIGKILL)
-        await waiting.ended
-        assert driver.pool.hot.report() == {}
-        assert (await driver.ask(x=[1.0])).how == "forked"
+        if noticed:
+            await waiting.ended
+            assert driver.pool.hot.report() == {}
+        answer = await driver.pool.infer(deployment, [from_array("x", np.array([1.0]))])
+        assert (answer.how, arrays(answer)["y"].tolist()) == ("forked", [2.0])
         await settled(driver)
         assert driver.pool.hot.report() == {"m": 1}
 
@@ -222,18 +225,6 @@ def test_a_model_whose_class_reads_its_weights_meanwhile_gets_no_more_hot_spares
 
     drive(daemon, work, **FLEET)
     assert "a hot spare of m read its weights while it waited (it was ended by SIGSEGV)" in caplog.text
-
-
-def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) -> None:
-    async def work(driver: Driver) -> None:
-        await heated(driver)
-        waiting = driver.pool.hot._waiting[0].process
-        deployment = await driver.deployment()
-        os.kill(waiting.pid, signal.SIGKILL)
-        answer = await driver.pool.infer(deployment, [from_array("x", np.array([1.0]))])
-        assert (answer.how, arrays(answer)["y"].tolist()) == ("forked", [2.0])
-
-    drive(model, work, **FLEET)
 
 
 def test_a_request_takes_the_hot_spare_that_is_loading(
