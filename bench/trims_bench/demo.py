@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: The model that many processes share, and the one that a program starts.
 _SHARED = next(model for model in SHIPPED if model.name == "resnet50")
 _NAME, _TEXT = "minilm", "weights that stay"
-#: A program of somebody who has never heard of trims.
+#: A program that knows nothing of trims.
 _PROGRAM = """\
 import sys
 
