@@ -9,10 +9,12 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trims.core.errors import ConfigError
 from trims.environments.environment_store import hold
 from trims.memory.shortage import killed_words
 from trims.process.child import Child, Ties, exit_words
 from trims.process.child_environment import FRAMEWORKS, child_environment
+from trims.process.oneshot import run
 from trims.process.python import run_ours
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims_predictors.ipc.os_errors import as_trims_error, as_trims_errors
@@ -20,6 +22,9 @@ from trims_predictors.ipc.output_pipes import Output, Outputs
 from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from trims.process.lifeline import Lifeline
 
 #: Modules that each predictor needs, whatever its framework.
@@ -48,6 +53,8 @@ DEFAULTS = {
     # 1 to 4 % longer. See `processors`.
     "GOMP_SPINCOUNT": "10000",
 }
+#: What `--hide` cannot name, because a namespace has its own; and seconds for a predictor to start without the rest.
+_MADE, _PROBE_S = ("/", "/dev", "/proc"), 60.0
 #: Names of our programs in the lines that they print.
 _CALLED = {"trims_predictors.worker.worker": "predictor", "trims_predictors.worker.template": "template"}
 
@@ -209,9 +216,46 @@ def shown(python: str = "") -> list[str]:
     return sorted(found)
 
 
-def probe_command() -> list[str]:
-    """Return a command that starts Python and imports our packages as a predictor does, and ends with status 0."""
-    return run_ours("trims_predictors.worker.worker", "--help", packages=_packages())
+def check_hidden(paths: Sequence[Path], isolation: Isolation, runtime_dir: str) -> None:
+    """Raise ConfigError if one of `--hide` is not there, or if predictors could not start without it.
+
+    Args:
+        paths: What the user names. A path that appears later would be seen by running predictors.
+        isolation: The level, with everything that is hidden.
+        runtime_dir: Folder of the daemon's sockets.
+    """
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(
+                f"--hide {path}: there is no such file or folder, so nothing would be hidden; create it before the "
+                "endpoint starts, or leave the flag out"
+            )
+    if isolation.level != NAMESPACES:
+        return
+    for path in paths:
+        if os.path.realpath(path) in _MADE:
+            raise ConfigError(f"--hide {path}: predictors cannot run without it; name the folders inside that matter")
+    if paths and _why_not(isolation, runtime_dir):
+        for path in paths:
+            why = _why_not(replace(isolation, hidden=(str(path),)), runtime_dir)
+            if why:
+                raise ConfigError(
+                    f"--hide {path}: predictors cannot start without it ({why}); name the folders inside that matter"
+                )
+        raise ConfigError(f"--hide {', '.join(map(str, paths))}: predictors cannot start without all of these together")
+
+
+def _why_not(isolation: Isolation, runtime_dir: str) -> str:
+    """Return why a predictor's program does not start at this level; empty if it does."""
+    command = run_ours("trims_predictors.worker.worker", "--help", packages=_packages())
+    wrapped = isolation.wrapped(command, runtime_dir, shown())
+    try:
+        done = run(wrapped.command, seconds=_PROBE_S, fds=wrapped.fds, **wrapped.how)
+    except OSError as error:
+        return str(error)
+    finally:
+        wrapped.close()
+    return "" if done.status == 0 else done.last_words(1, exit_words(done.status))[:200]
 
 
 def tell_status(status: int) -> str:

@@ -133,7 +133,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.core.units import parse_bytes
     from trims.tenants import read_tenants
     from trims.wire.address import default_runtime_dir
-    from trims_predictors.children.hidden_paths import check_hidden
+    from trims_predictors.children.launcher import check_hidden
     from trims_predictors.deployment.deployment import Settings
     from trims_predictors.deployment.variables import listed_variables
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
