@@ -33,7 +33,7 @@ class Program:
     Attributes:
         interpreter: Path of it, absolute, with its symbolic links: a virtual environment is found by it.
         argv: The command line as the interpreter is given it.
-        flags: Those of the interpreter, each by itself.
+        flags: Flags of the interpreter, each by itself.
         arguments: From the first on that is no flag: a script, or `-m MODULE`, `-c CODE` or `-`.
         comm: Name of the process, as the kernel sets it.
         folder: What `sys.path` begins with; empty for an archive.
@@ -84,7 +84,7 @@ def program_of(command: Sequence[str], environment: Mapping[str, str]) -> Progra
 
     Args:
         command: Name or path of an executable, and its arguments.
-        environment: Of the command; PATH is looked through.
+        environment: Variables of the command; PATH is looked through.
 
     Raises:
         NotAProgram: It is another kind of program, or one that only its interpreter can run.

@@ -98,8 +98,7 @@ def site_files(prefix: str, folders: Iterable[str]) -> list[str]:
     """Return the files that decide what an interpreter finds: `pyvenv.cfg` and all `.pth` files.
 
     Args:
-        prefix: Of the environment.
-        folders: Of `sys.path`.
+        folders: Folders of `sys.path`.
     """
     found = [os.path.join(prefix, "pyvenv.cfg")]
     for folder in folders:

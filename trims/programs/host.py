@@ -57,16 +57,14 @@ class Start:
 
     Attributes:
         conn: To the caller.
-        caller: Its process.
         nonce: What the caller must answer with a proof that it knows the template's token.
         plans: To the fork, which reads there what it becomes; None before the caller has said hello.
-        template: That forks.
-        files: Those that it depends on.
+        template: Template that forks.
+        files: Files that it depends on.
         verdict: Why the fork must not be used; empty if it may be, None before that is known.
         leads: The caller leads its process group, so the fork does.
-        pid: Of the fork; 0 before there is one, and after its end.
+        pid: Number of the fork; 0 before there is one, and after its end.
         group: Process group of the fork.
-        pidfd: Of it.
     """
 
     def __init__(self, conn: socket.socket, caller: PeerProcess) -> None:

@@ -42,7 +42,7 @@ def identity_of(pid: int | str = "self") -> str:
     """Return what is equal for processes that may run in each other's place, as text.
 
     Args:
-        pid: Of a process of this user.
+        pid: Process of this user.
 
     Raises:
         OSError: It has ended, or may not be looked at.
@@ -84,8 +84,7 @@ def proof(token: str, side: str, nonce: str) -> str:
     """Return what only a process that knows a template's token can answer to another one's nonce.
 
     Args:
-        token: Of the template.
-        side: Who proves it: `host` or `caller`.
+        side: Side that proves it: `host` or `caller`.
         nonce: A text that the other one has made for this.
     """
     return _blake2b(f"{side} {nonce}".encode(), key=token.encode(), digest_size=16).hexdigest()
@@ -96,7 +95,7 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
 
     Args:
         parts: What identifies interpreter, flags and program.
-        environment: Its variables; each counts but those that no import reads.
+        environment: Variables; each counts but those that no import reads.
         ignored: Names of further variables that do not count.
     """
     counted = sorted(item for item in environment.items() if item[0] not in UNREAD and item[0] not in ignored)
@@ -120,7 +119,6 @@ def unread_values(environment: Mapping[str, str], ignored: Sequence[str] = ()) -
     Some program's imports read one all the same: then it does tell templates apart, for that program.
 
     Args:
-        environment: Of the program.
         ignored: Names of variables that do not tell templates apart even then.
     """
     names = sorted((UNREAD & environment.keys()).difference(ignored))

@@ -62,7 +62,7 @@ class TemplateProcess:
     """Template as its host sees it: a process in the program's interpreter that imports, and then forks.
 
     Args:
-        plan: See `host.Host`.
+        plan: Plan of `host.Host`.
         modules: Notes of what the program imports, in this order (see `inside.observed`).
         banned: Modules that it does not import, nor those below them.
 
@@ -147,7 +147,7 @@ class Making:
     """Making of the templates of one program.
 
     Args:
-        plan: See `host.Host`.
+        plan: Plan of `host.Host`.
         names: Memory in which the first run notes what it imports.
 
     Attributes:
@@ -249,8 +249,7 @@ class Making:
         """Begin once more, without modules that have spoilt the template. Raises UnfitError.
 
         Args:
-            modules: Of which one is the culprit.
-            why: For people.
+            modules: Modules of which one is the culprit.
             others: What the last one imports and the program was not seen to import; empty for another cause.
             runs: The first run goes on, and may import that yet: then more of its notes are waited for.
         """

@@ -34,9 +34,7 @@ class Relay:
 
     Args:
         conn: To the host.
-        pid: Of the program.
         group: Process group that it was given.
-        pidfd: Of it.
         numbers: Descriptors that the program has, which are closed here: a pipe's end would stay open otherwise.
     """
 

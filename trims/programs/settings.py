@@ -13,7 +13,7 @@ def differences(pid: int) -> dict[str, Any]:
     """Return the settings of a process where they differ from this one's, for `surroundings.become`.
 
     Args:
-        pid: Of a process of this user.
+        pid: Process of this user.
 
     Raises:
         OSError: It has ended, or may not be looked at.

@@ -24,7 +24,7 @@ def fork_blocker(own: Collection[int]) -> str | None:
     """Return why this process must not be forked; None if it may be.
 
     Args:
-        own: Its descriptors of sockets that are known.
+        own: Descriptors of its sockets that are known.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:

@@ -66,7 +66,7 @@ class Environment:
     Attributes:
         framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
         python: Interpreter; empty for this one.
-        tenant: Whose predictors run there, apart from those of others; empty for the operator's.
+        tenant: Owner of the predictors, which run apart from those of others; empty for the operator's.
     """
 
     framework: str
@@ -118,7 +118,7 @@ class Launcher:
         """Start `module`.
 
         Args:
-            module: Of ours, with a function `main`.
+            module: Module of ours, with a function `main`.
             environment: Where.
 
         Raises PredictorError if the interpreter cannot be started, CapacityError if descriptors or processes lack for
@@ -183,11 +183,7 @@ class Launcher:
             self._holds[python] = hold(python)
 
     def let_go(self, python: str) -> None:
-        """Nothing that was started in an environment runs any more: it may be removed. The next start holds it again.
-
-        Args:
-            python: Its interpreter.
-        """
+        """Nothing that was started in an environment runs any more: it may be removed. The next start holds it again."""
         held = self._holds.pop(python, None)
         if held is not None:
             os.close(held)

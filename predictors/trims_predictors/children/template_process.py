@@ -44,7 +44,6 @@ class Template:
 
     Args:
         launcher: Starts it.
-        environment: It is for.
         modules: To import at once.
         gives_way: No request waits for it: until it is ready it takes little of a processor that others want.
 

@@ -62,12 +62,11 @@ class PredictorProcess:
     """One process, from its start to its end.
 
     Args:
-        sock: Its socket.
-        pid: Of the process, which leads a group of its own.
+        pid: Number of the process, which leads a group of its own.
         pidfd: To that process; closed at its end.
         how: `hot`, `device_spare`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
-        lifeline: Of its group; closed at its end. None if nothing ties it to this process.
+        lifeline: Lifeline of its group; closed at its end. None if nothing ties it to this process.
         pages: What forks of its template write; None if it is no fork.
         output: What it prints.
 
@@ -132,7 +131,6 @@ class PredictorProcess:
         Args:
             message: What; with tensors they are added to it as `inputs`.
             deadline_s: Seconds after which the process is killed, without an answer or a part of one.
-            tensors: Of a request.
             on_part: Takes parts of the answer before it, if there are any; None for a request that wants none.
 
         Returns:

@@ -35,7 +35,7 @@ class CallTemplates:
     Args:
         launcher: Starts them.
         preload: Modules to import beside the framework.
-        state_dir: Of the daemon; what was learned is kept there if it is a folder that this process may write to.
+        state_dir: Folder of the daemon; what was learned is kept there if this process may write to it.
 
     Attributes:
         started_s: Seconds that the first template took to start and to import.

@@ -32,7 +32,6 @@ class Ahead:
 
     Args:
         warm_pool: Has the templates.
-        settings: Of the pool.
     """
 
     def __init__(self, warm_pool: WarmPool, settings: Settings) -> None:

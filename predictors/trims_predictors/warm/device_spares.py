@@ -52,7 +52,6 @@ class _Kind:
     """Kind of spares: what they are warmed for.
 
     Attributes:
-        environment: Of the predictors.
         place: The device, as `gpu:N`.
         owner: The version whose user's code they have run, by its key of all places; None for no such code.
     """

@@ -77,7 +77,7 @@ class Demand:
 
         Args:
             stated: Models that may have some -> how many their manifests state; None for by demand.
-            most: Of all together. Stated ones come first: one for each model, then the rest.
+            most: Bound of all together. Stated ones come first: one for each model, then the rest.
             now_s: On the clock of `started`.
         """
         self._counts = {model: at for model, at in self._counts.items() if self.count(model, now_s) > _NOTHING}
@@ -108,7 +108,7 @@ class _HotSpare(Spare):
     """Spare that has loaded a model.
 
     Attributes:
-        ready: True once it can be used, False if it will not be.
+        ready: Outcome: whether it can be used.
         loaded: Answer of its process when it had loaded the model.
     """
 

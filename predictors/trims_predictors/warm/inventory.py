@@ -25,7 +25,7 @@ class Inventory:
     """Inventory of templates, spares and hot spares, by environment.
 
     Attributes:
-        templates: Those that serve. One that is lost stays here until another takes its place.
+        templates: Templates that serve. One that is lost stays here until another takes its place.
         made: All templates that have not been seen to end, with those that serve no more.
         spares: Prepared processes that have loaded nothing.
         hot: Processes that have loaded a model ahead of need (see `hot_spares`).

@@ -24,7 +24,7 @@ class Footprint:
     """Memory of one process.
 
     Attributes:
-        share_bytes: Its part of the anonymous pages that it has.
+        share_bytes: Part of the anonymous pages that it has.
         own_bytes: What its end surely gives back: pages that no other process has.
     """
 

@@ -47,7 +47,7 @@ class Preloads:
     """Warns of each module that a manifest asks for in vain, once for each model.
 
     Attributes:
-        banned: Of each environment the modules that its templates do without, and why.
+        banned: Modules that templates of an environment do without, and why.
     """
 
     def __init__(self) -> None:
@@ -296,7 +296,6 @@ def write_learned(
     """Replace the file in one step. Failures are logged: an endpoint without it answers as well.
 
     Args:
-        path: Of the file.
         learned: Modules of each environment.
         used: When each was used last, in seconds since 1970.
     """

@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
         keep_alive_s: Seconds that a template stays after its last use; None: until its memory is needed.
-        most_bytes: Of all templates and spares together; None for no bound.
+        most_bytes: Bound of all templates and spares together; None for no bound.
     """
 
     keep_alive_s: float | None = None
@@ -35,12 +35,9 @@ class Usage:
     """One environment's template and spares.
 
     Attributes:
-        environment: Which.
-        nbytes: Of the template; 0 if it has ended.
-        spare_bytes: Of each spare.
-        hot_bytes: Of each hot spare.
+        nbytes: Bytes of the template; 0 if it has ended.
         used_s: When a predictor was asked for, or ended, last.
-        predictors: Those forked from it that live, without spares and hot spares.
+        predictors: Processes forked from it that live, without spares and hot spares.
         waited_for: Whether a request, or a spare in the making, waits for it now.
         kept: Whether it is to stay without use.
         leaving: Whether it is to go with its last predictor.
@@ -87,10 +84,9 @@ def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes
     """Return the first step to take; None if no limit is exceeded.
 
     Args:
-        usages: Of all environments.
         limits: What they may cost.
         now_s: On the clock of `used_s`.
-        other_bytes: Of templates that serve no more, or not yet: they count, but cannot be ended.
+        other_bytes: Bytes of templates that serve no more, or not yet: they count, but cannot be ended.
     """
     for each in usages:
         idle = not each.predictors and not each.waited_for

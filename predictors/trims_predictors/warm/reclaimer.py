@@ -35,7 +35,7 @@ class Reclaimer:
 
     Attributes:
         counted: Process -> its memory when it was counted last.
-        total_bytes: Of all templates and spares then.
+        total_bytes: Bytes of all templates and spares then.
     """
 
     def __init__(

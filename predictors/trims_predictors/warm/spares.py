@@ -45,7 +45,7 @@ class Spare:
     Attributes:
         key: Kind of the spare.
         called: Words for log lines: a spare of what.
-        deployment: Its model, or the one that it has run.
+        deployment: The model that it loads, or has run.
         identities: What is hidden from its process.
         claimed: Whether a request waits for it while it is made.
     """
@@ -194,7 +194,6 @@ class Rehearsals:
         """A predictor has answered.
 
         Args:
-            key: Of its deployment.
             answer: What it said; `given` is there if it can rehearse, and its shapes are others than before.
             run_s: Seconds that the run took.
         """

@@ -27,9 +27,7 @@ def importable_since(count: int, folder: str = "") -> list[str]:
     the rest.
 
     Args:
-        count: See `count_of_modules`.
-        folder: Whose modules are left out, with those below: each process imports them, because they may be edited.
-            Empty for none.
+        folder: Folder whose modules are left out, with those below, because they may be edited; empty for none.
     """
     found, letters = [], 0
     for name in itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)):

@@ -98,7 +98,6 @@ class _Guard:
 
     Args:
         lifeline: All is ended with it.
-        template: Its process.
         hears: The end of a pipe on which the template reports predictors.
     """
 

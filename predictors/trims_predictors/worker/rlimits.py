@@ -46,7 +46,7 @@ def words_of_limit(error: BaseException, most_bytes: int | None, scratch: str) -
 
     Args:
         error: Raised in this process.
-        most_bytes: As in `memory_words`.
+        most_bytes: Bound, see `memory_words`.
         scratch: The folder of a size of its own that has all temporary files; empty if there is none.
     """
     if lacks_memory(error):

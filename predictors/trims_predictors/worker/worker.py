@@ -89,7 +89,7 @@ class Worker:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets.
         keeps_memory: The allocator keeps what is freed, so that memory may be taken ahead.
-        confined: It is in a namespace, which its errors may come from.
+        confined: Whether it is in a namespace, which its errors may come from.
     """
 
     def __init__(

@@ -354,7 +354,6 @@ def _is_installed(name: str, roots: tuple[str, ...], place: str | None) -> bool:
     """Return whether a module of the top level is the standard library's or an installed package's.
 
     Args:
-        name: Of the module.
         roots: Folders of those.
         place: Where the program has found it, which may be elsewhere; None if that is unknown.
     """

@@ -123,8 +123,6 @@ def run(
     """Run the program in this frame; its errors are reported without our frames.
 
     Args:
-        arguments: See `prepare`.
-        original: See `prepare`.
         ending: Called with the exit status, and whether SIGINT is what ends the program, before the interpreter ends.
 
     Raises:

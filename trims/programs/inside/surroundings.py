@@ -68,7 +68,7 @@ def take_descriptors(numbers: Sequence[int], descriptors: Sequence[int], kept: i
     """Take over a caller's working folder and files in a fork. All other descriptors are closed.
 
     Args:
-        numbers: Those that the files get.
+        numbers: Descriptors that the files get.
         descriptors: The working folder, and then the files.
         kept: One that stays open.
 

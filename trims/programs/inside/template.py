@@ -53,7 +53,7 @@ class Fork(BaseException):
 
     Args:
         sock: Descriptor of the fork's socket to the host.
-        memory: For the names of what it imports.
+        memory: Memory for the names of what it imports.
     """
 
     def __init__(self, sock: int, memory: mmap.mmap) -> None:

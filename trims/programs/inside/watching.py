@@ -145,7 +145,7 @@ class Reads:
         """Note a path.
 
         Args:
-            path: As it was given; a relative one is the working folder's, which counts then, too.
+            path: Path as it was given; a relative one is the working folder's, which counts then, too.
             noted: Where to.
             within: Folders of which one must have it; None for any.
             folder: Descriptor of the folder that a relative path is in; None for the working folder.
