@@ -183,7 +183,7 @@ class Launcher:
             self._holds[python] = hold(python)
 
     def let_go(self, python: str) -> None:
-        """Nothing that was started in an environment runs any more: it may be removed. The next start holds it again."""
+        """Let an environment be removed, in which nothing runs any more that was started here. A start holds it."""
         held = self._holds.pop(python, None)
         if held is not None:
             os.close(held)
