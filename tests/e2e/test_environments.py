@@ -93,7 +93,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         write_wheel(folder, "torch", version)
     for name in ("numpy", "ml_dtypes"):
         write_wheel_of(folder, name)
-    return ["--find-links", str(folder), "--no-index", "--tool", "pip"]
+    return ["--find-links", str(folder), "--no-index"]
 
 
 def register(daemon: Daemon, folder: Path, name: str, artifact: Path, framework: dict[str, str], call: str) -> None:

@@ -42,7 +42,6 @@ def _register_create(create: argparse.ArgumentParser) -> None:
     text = "lock file of an environment, to make the same one again"
     completed(create.add_argument("--lock", type=Path, help=text), FILES)
     create.add_argument("--python", default="", help="a version such as 3.10, or a path (default: that of trims)")
-    create.add_argument("--tool", choices=("auto", "uv", "pip"), default="auto", help="default: uv if it is there")
     text = "folder with wheels, besides the index"
     completed(create.add_argument("--find-links", type=Path, action="append", default=[], help=text), FILES)
     create.add_argument("--no-index", action="store_true", help="install from such folders only")
@@ -91,7 +90,6 @@ def _create(options: argparse.Namespace) -> None:
         requirements=tuple(requirements),
         lock=options.lock,
         python=options.python,
-        tool=options.tool,
         links=tuple(options.find_links),
         offline=options.no_index,
         trims=trims.__version__,

@@ -10,6 +10,7 @@ A kill at any moment leaves a folder without a record, or one with a hidden name
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -18,18 +19,16 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ConfigError, NotSupportedError
 from trims.environments.checking import glance
 from trims.environments.environment_store import LOCK_FILE, Made
-from trims.environments.installers import choose, find_uv
 from trims.environments.interpreters import find_interpreter
 from trims.environments.locks import locked, parse_lock
 from trims.environments.requirements import with_ours
-from trims.environments.sizes import bytes_under
+from trims.environments.uv import Uv, find_uv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from trims.environments.environment_store import EnvironmentStore
-    from trims.environments.installers import Installer
     from trims.environments.interpreters import Interpreter
     from trims.environments.locks import Lock
 
@@ -42,7 +41,6 @@ class Request:
         requirements: As a person wrote them. Empty with a lock.
         lock: A lock file.
         python: A version, a path, or empty: that of the lock, else of this process.
-        tool: `uv`, `pip`, or `auto`.
         links: Folders with wheels.
         offline: Whether nothing but these folders is asked.
         trims: The version of trims that asks, for the record.
@@ -51,7 +49,6 @@ class Request:
     requirements: tuple[str, ...] = ()
     lock: Path | None = None
     python: str = ""
-    tool: str = "auto"
     links: tuple[Path, ...] = ()
     offline: bool = False
     trims: str = ""
@@ -70,25 +67,25 @@ def make(
 
     Raises:
         ConfigError: The lock file is none, or is for another Python or platform.
-        NotSupportedError: No Python, uv or pip is there, or the packages cannot be had; the message has their words.
+        NotSupportedError: No Python or uv is there, or the packages cannot be had; the message has their words.
         OSError: The folder cannot be written, or the disk is full.
     """
     env_store.sweep()
-    installer = choose(request.tool, request.links, offline=request.offline)
+    uv = Uv(request.links, offline=request.offline)
     if request.lock is not None:
         lock = _read_lock(request.lock)
         python = find_interpreter(request.python or lock.python, find_uv())
         _check_fits(lock, python, request.lock)
     else:
         python = find_interpreter(request.python, find_uv())
-        lock = _resolve(env_store, installer, python, request.requirements, tell)
+        lock = _resolve(env_store, uv, python, request.requirements, tell)
     name = lock.name()
     try:
         with env_store.claimed(name) as lock_fd:
             if lock_fd is None:
                 return _sound(env_store.read(name)), False
             tell(f"installing {len(lock.pins)} packages into {env_store.folder / name}")
-            made = replace(_build(env_store.folder / name, installer, python, lock, lock_fd), trims=request.trims)
+            made = replace(_build(env_store.folder / name, uv, python, lock, lock_fd), trims=request.trims)
             env_store.settle(made)
             return made, True
     except BaseException:
@@ -125,24 +122,24 @@ def _check_fits(lock: Lock, python: Interpreter, where: Path) -> None:
 
 def _resolve(
     env_store: EnvironmentStore,
-    installer: Installer,
+    uv: Uv,
     python: Interpreter,
     requested: tuple[str, ...],
     tell: Callable[[str], None],
 ) -> Lock:
     requirements = with_ours(requested)
-    tell(f"resolving {', '.join(requirements)} for Python {python.version} with {installer.name}")
+    tell(f"resolving {', '.join(requirements)} for Python {python.version} with uv")
     with env_store.workplace() as (folder, lock_fd):
-        pins = installer.resolve(python, requirements, folder, lock_fd)
+        pins = uv.resolve(python, requirements, folder, lock_fd)
     return locked(pins, python.minor, python.platform, requested)
 
 
-def _build(folder: Path, installer: Installer, python: Interpreter, lock: Lock, lock_fd: int) -> Made:
+def _build(folder: Path, uv: Uv, python: Interpreter, lock: Lock, lock_fd: int) -> Made:
     venv, lock_file = folder / "venv", folder / LOCK_FILE
     shutil.rmtree(venv, ignore_errors=True)  # of a maker that was killed since the sweep
     lock_file.write_text(lock.text(), encoding="utf-8")
-    installer.make(python, venv, lock_fd)
-    installer.install(venv, lock_file, hashed=all(pin.hashes for pin in lock.pins), lock_fd=lock_fd)
+    uv.make(python, venv, lock_fd)
+    uv.install(venv, lock_file, hashed=all(pin.hashes for pin in lock.pins), lock_fd=lock_fd)
     made = Made(
         name=folder.name,
         folder=folder,
@@ -150,11 +147,27 @@ def _build(folder: Path, installer: Installer, python: Interpreter, lock: Lock, 
         platform=python.platform,
         requested=lock.requested,
         versions=dict(lock.versions),
-        tool=f"{installer.name} {installer.version}",
+        tool=f"uv {uv.version}",
         trims="",
         nbytes=bytes_under(folder),
         created_s=time.time(),
     )
     if not made.site.is_dir():
-        raise NotSupportedError(f"{installer.name} made a virtual environment without {made.site}")
+        raise NotSupportedError(f"uv made a virtual environment without {made.site}")
     return made
+
+
+def bytes_under(folder: Path) -> int:
+    """Return the bytes on disk of all that lies in it.
+
+    A file under several names counts once; links are not followed.
+    """
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            status = os.lstat(os.path.join(place, name))
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                total += status.st_blocks * 512
+    return total

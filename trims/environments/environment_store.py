@@ -65,7 +65,7 @@ class Made:
         python_version: In full: `3.11.7`.
         platform: `linux-x86_64`.
         versions: Package -> version, as locked.
-        tool: What made it: `uv 0.5.1` or `pip 25.1`.
+        tool: What made it: `uv 0.5.1`.
         trims: The version of trims that made it.
         nbytes: On disk when it was made.
         created_s: When, in seconds since 1970.

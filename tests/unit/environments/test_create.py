@@ -17,8 +17,7 @@ import pytest
 from made_environments import MINOR, PLATFORM, write_wheel
 
 from trims.core.errors import ConfigError, NotSupportedError
-from trims.environments.create import Request, make
-from trims.environments.installers import find_uv
+from trims.environments.create import Request, bytes_under, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,19 +25,18 @@ if TYPE_CHECKING:
     from trims.environments.environment_store import EnvironmentStore, Made
 
 WAIT_S = 120
-TOOLS = ["pip", pytest.param("uv", marks=pytest.mark.skipif(find_uv() is None, reason="there is no uv on the PATH"))]
 MAKE = """
 import sys
 from pathlib import Path
 from trims.environments.create import Request, make
 from trims.environments.environment_store import EnvironmentStore
 folder, wheels, wanted = sys.argv[1:]
-make(EnvironmentStore(Path(folder)), Request((wanted,), tool="pip", links=(Path(wheels),), offline=True))
+make(EnvironmentStore(Path(folder)), Request((wanted,), links=(Path(wheels),), offline=True))
 """
 
 
-def request(wheels: Path, *requirements: str, tool: str = "pip") -> Request:
-    return Request(requirements, tool=tool, links=(wheels,), offline=True, trims="1.2.3")
+def request(wheels: Path, *requirements: str) -> Request:
+    return Request(requirements, links=(wheels,), offline=True, trims="1.2.3")
 
 
 def version_in(made: Made, module: str) -> str:
@@ -46,63 +44,55 @@ def version_in(made: Made, module: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("tool", TOOLS)
 def test_two_versions_stand_side_by_side_and_a_request_made_twice_is_one(
-    env_store: EnvironmentStore, wheels: Path, tool: str
+    env_store: EnvironmentStore, wheels: Path
 ) -> None:
-    old, first = make(env_store, request(wheels, "torch<901", tool=tool))
-    new, _ = make(env_store, request(wheels, "torch", tool=tool))
-    again, fresh = make(env_store, request(wheels, "torch==900.0", "numpy", tool=tool))
+    old, first = make(env_store, request(wheels, "torch<901"))
+    new, _ = make(env_store, request(wheels, "torch"))
+    again, fresh = make(env_store, request(wheels, "torch==900.0", "numpy"))
     assert (first, fresh, again) == (True, False, old)
     assert [version_in(each, "torch") for each in (old, new)] == ["900.0", "901.0"]
     assert (old.versions.get("helper"), new.versions.get("helper")) == (None, "2.5")
     assert set(old.versions) == {"torch", "numpy", "ml-dtypes"}
     assert [each.name for each in env_store.all()] == [new.name, old.name]
-    assert (old.requested, old.trims, old.tool.split()[0]) == (("torch<901",), "1.2.3", tool)
+    assert (old.requested, old.trims, old.tool.split()[0]) == (("torch<901",), "1.2.3", "uv")
     assert old.nbytes > 0
     assert sorted(os.listdir(env_store.folder)) == sorted([old.name, new.name])
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_an_environment_is_made_again_from_its_lock(
-    env_store: EnvironmentStore, wheels: Path, tmp_path: Path, tool: str
-) -> None:
-    made, _ = make(env_store, request(wheels, "torch<901", tool=tool))
+def test_an_environment_is_made_again_from_its_lock(env_store: EnvironmentStore, wheels: Path, tmp_path: Path) -> None:
+    made, _ = make(env_store, request(wheels, "torch<901"))
     lock = tmp_path / "kept.lock"
     lock.write_bytes(made.lock_file.read_bytes())
     assert "--hash=sha256:" in lock.read_text()
     env_store.remove(made.name)
-    again, fresh = make(env_store, replace(request(wheels, tool=tool), lock=lock))
+    again, fresh = make(env_store, replace(request(wheels), lock=lock))
     assert fresh
     assert replace(again, created_s=made.created_s, nbytes=made.nbytes) == made
     assert again.lock_file.read_bytes() == lock.read_bytes()
-    assert make(env_store, replace(request(tmp_path, tool=tool), lock=lock)) == (
+    assert make(env_store, replace(request(tmp_path), lock=lock)) == (
         again,
         False,
     )  # needs no wheels
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_file_that_is_not_the_locked_one_is_not_installed(
-    env_store: EnvironmentStore, wheels: Path, tool: str
-) -> None:
-    made, _ = make(env_store, request(wheels, "torch<901", tool=tool))
+def test_a_file_that_is_not_the_locked_one_is_not_installed(env_store: EnvironmentStore, wheels: Path) -> None:
+    made, _ = make(env_store, request(wheels, "torch<901"))
     lock = wheels / "kept.lock"
     shutil.copy(made.lock_file, lock)
     env_store.remove(made.name)
     write_wheel(wheels, "torch", "900.0", code="__version__ = 'forged'\n")
-    with pytest.raises(NotSupportedError, match=f"{tool} could not install"):
-        make(env_store, replace(request(wheels, tool=tool), lock=lock))
+    with pytest.raises(NotSupportedError, match="uv could not install"):
+        make(env_store, replace(request(wheels), lock=lock))
     assert os.listdir(env_store.folder) == []
 
 
-@pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("wanted", ["torch==5", "torch>=901,<900", "no-such-package"])
 def test_what_cannot_be_had_is_named_and_nothing_is_left(
-    env_store: EnvironmentStore, wheels: Path, tool: str, wanted: str
+    env_store: EnvironmentStore, wheels: Path, wanted: str
 ) -> None:
     with pytest.raises(NotSupportedError, match=r"no versions can be found that fit together for (torch|no-such)"):
-        make(env_store, request(wheels, wanted, tool=tool))
+        make(env_store, request(wheels, wanted))
     assert os.listdir(env_store.folder) == []
 
 
@@ -156,13 +146,10 @@ def is_group_gone(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("begin", [".work-", "torch-"], ids=["resolving", "installing"])
-def test_a_maker_that_is_killed_leaves_nothing_that_counts(
-    env_store: EnvironmentStore, wheels: Path, begin: str
-) -> None:
+def test_a_maker_that_is_killed_leaves_nothing_that_counts(env_store: EnvironmentStore, wheels: Path) -> None:
     command = [sys.executable, "-c", MAKE, str(env_store.folder), str(wheels), "torch==900.0"]
     with subprocess.Popen(command, start_new_session=True) as maker:
-        await_(lambda: any(env_store.folder.glob(f"{begin}*/venv/bin")), "the maker works in a folder")
+        await_(lambda: any(env_store.folder.glob("torch-*/venv/bin")), "the maker works in a folder")
         os.killpg(maker.pid, signal.SIGKILL)
     assert env_store.all() == []
     assert os.listdir(env_store.folder) != []
@@ -191,7 +178,7 @@ def test_a_folder_in_which_uv_works_on_is_not_swept_though_its_maker_was_killed(
     lock.write_text(f"# python: {MINOR}\n# platform: {PLATFORM}\ntorch==900.0\n")
     code = "import sys; from pathlib import Path; from trims.environments.environment_store import EnvironmentStore\n"
     code += "from trims.environments.create import Request, make\n"
-    code += "make(EnvironmentStore(Path(sys.argv[1])), Request(lock=Path(sys.argv[2]), tool='uv'))"
+    code += "make(EnvironmentStore(Path(sys.argv[1])), Request(lock=Path(sys.argv[2])))"
     with subprocess.Popen([sys.executable, "-c", code, str(env_store.folder), str(lock)]) as maker:
         await_((tmp_path / "started").exists, "uv has started")
         maker.kill()
@@ -202,22 +189,20 @@ def test_a_folder_in_which_uv_works_on_is_not_swept_though_its_maker_was_killed(
     assert os.listdir(env_store.folder) == []
 
 
-def test_a_python_that_cannot_make_environments_is_named(
-    env_store: EnvironmentStore, wheels: Path, tmp_path: Path
-) -> None:
-    fake = tmp_path / "python"
-    fake.write_text(
-        f'#!/bin/sh\ncase "$*" in *venv*) echo no venv here >&2; exit 1;; esac\nexec {sys.executable} "$@"\n'
-    )
-    fake.chmod(0o755)
-    with pytest.raises(NotSupportedError, match=r"no virtual environment can be made of .*\nno venv here"):
-        make(env_store, replace(request(wheels, "torch"), python=str(fake)))
-    assert os.listdir(env_store.folder) == []
-
-
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, wheels: Path) -> None:
     from trims.environments.environment_store import EnvironmentStore
 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         make(EnvironmentStore(Path(tmp_path / "file" / "environments")), request(wheels, "torch"))
+
+
+def test_a_file_counts_once_and_links_are_not_followed(tmp_path: Path) -> None:
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(b"x" * 100_000)
+    (inside / "file").write_bytes(b"x" * 50_000)
+    alone = bytes_under(tmp_path / "a")
+    (inside / "again").hardlink_to(inside / "file")
+    (inside / "link").symlink_to(tmp_path / "outside")
+    assert 50_000 <= alone <= bytes_under(tmp_path / "a") < 100_000
