@@ -63,18 +63,18 @@ class Tracing:
     def request(
         self,
         name: str,
-        copier: Mapping[str, str],
+        carrier: Mapping[str, str],
         attributes: Mapping[str, Any],
         outcome: Callable[[BaseException | None], Outcome],
     ) -> Iterator[RequestSpan]:
         """A server span for the block.
 
         Args:
-            copier: The client's context, in W3C's headers.
+            carrier: The client's context, in W3C's headers.
             attributes: Of the span; those that are None are left out.
             outcome: What an error, or None, means in the request's protocol.
         """
-        context = _W3C.extract(copier, Context())
+        context = _W3C.extract(carrier, Context())
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context, SpanKind.SERVER, known)
         request, failed = RequestSpan(self._tracer, span), None

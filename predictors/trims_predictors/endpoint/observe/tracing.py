@@ -73,7 +73,7 @@ def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
         raise ConfigError(f"OpenTelemetry's variables (OTEL_*) cannot be used: {told(error)}") from error
 
 
-def copier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+def carrier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     """The client's context in headers; empty unless they have exactly one, as W3C says."""
     found: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
     for name, value in headers:
@@ -94,7 +94,7 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
     """
     if not is_on():
         return _NOTHING
-    asked = copier_of(headers)
+    asked = carrier_of(headers)
     is_asked, level = asked_by(asked[TRACESTATE]) if asked else (False, None)
     context = parse_context(asked[TRACEPARENT]) if is_asked else None
     if context is not None and level is not None:
@@ -118,7 +118,7 @@ def http_span(tracing: Tracing | None, request: Request, route: str, model: str)
         "server.port": port, "client.address": (scope.get("client") or ("",))[0],
         "user_agent.original": request.headers.get("user-agent"), "trims.model.name": model,
     }  # fmt: skip
-    return tracing.request(f"{request.method} {route}", copier_of(request.headers.items()), attributes, http_outcome)
+    return tracing.request(f"{request.method} {route}", carrier_of(request.headers.items()), attributes, http_outcome)
 
 
 def grpc_span(
@@ -141,4 +141,4 @@ def grpc_span(
     def outcome(error: BaseException | None) -> Outcome:
         return grpc_outcome(error, code_of)
 
-    return tracing.request(f"{_SERVICE}/{method}", copier_of(context.invocation_metadata() or ()), attributes, outcome)
+    return tracing.request(f"{_SERVICE}/{method}", carrier_of(context.invocation_metadata() or ()), attributes, outcome)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trims_predictors.endpoint.grpc.service import code_of
 from trims_predictors.endpoint.observe.tracing import (
-    copier_of,
+    carrier_of,
     grpc_span,
     http_span,
     is_wanted,
@@ -99,7 +99,7 @@ def test_without_tracing_a_request_has_no_span_and_is_not_looked_at() -> None:
 
 def test_exactly_one_traceparent_is_a_context() -> None:
     parent = ("traceparent", "00-1-2-01")
-    assert copier_of([("host", "x"), parent]) == {"traceparent": "00-1-2-01", "tracestate": ""}
-    assert copier_of([parent, ("tracestate", "a=1"), ("tracestate", "b=2")])["tracestate"] == "a=1,b=2"
-    assert copier_of([parent, parent]) == copier_of([("tracestate", "a=1")]) == copier_of([]) == {}
-    assert copier_of([("traceparent", b"bytes")]) == {}
+    assert carrier_of([("host", "x"), parent]) == {"traceparent": "00-1-2-01", "tracestate": ""}
+    assert carrier_of([parent, ("tracestate", "a=1"), ("tracestate", "b=2")])["tracestate"] == "a=1,b=2"
+    assert carrier_of([parent, parent]) == carrier_of([("tracestate", "a=1")]) == carrier_of([]) == {}
+    assert carrier_of([("traceparent", b"bytes")]) == {}
