@@ -43,6 +43,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 _SETTLE_S = 30.0
+#: Seconds for what a test has left to end by itself, before all garbage is walked.
+_YOUNG_S = 1.0
 #: Threads and descriptors that libraries keep for the life of the process, once used.
 _LIBRARY_THREADS = ("pytest_timeout", "ThreadPoolExecutor-", "asyncio_")
 
@@ -143,21 +145,20 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.freeze()  # what is there already is no garbage of this test's: without, most of the time would go to walking it
     yield
     gc.collect()
-    until = time.monotonic() + _SETTLE_S
+    begun = time.monotonic()
     while True:
         after = _snapshot()
         left = {kind: after[kind] - before[kind] for kind in counted if after[kind] - before[kind]}
-        if not left:
+        if time.monotonic() > begun + _YOUNG_S:
+            if gc.get_freeze_count():
+                gc.unfreeze()  # perhaps something older became garbage in this test
+                gc.collect()
+            left = _without_grpcs_poller(left)
+        if not any(left.values()):
             return
-        if time.monotonic() > until:
-            if not gc.get_freeze_count():
-                break
-            gc.unfreeze()  # perhaps something older became garbage in this test
-            gc.collect()
+        if time.monotonic() > begun + _SETTLE_S:
+            pytest.fail(f"{request.node.nodeid} leaked: {left}")
         time.sleep(0.01)  # ends of threads and processes are seen late, never missed
-    left = _without_grpcs_poller(left)
-    if any(left.values()):
-        pytest.fail(f"{request.node.nodeid} leaked: {left}")
 
 
 def _without_grpcs_poller(left: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -11,15 +11,16 @@ import grpc
 import numpy as np
 import pytest
 from endpoints import Endpoint
-from on_device import reached, starter
+from on_device import reached
+from serving import Serving, serving_in
 
 from trims.cli.main import main
+from trims.control import admin
+from trims.memory.cuda.connect import connect as connect_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
 #: One that frameworks compute on, which the stand-in for the driver is not.
@@ -27,18 +28,25 @@ ON_DEVICE = pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.kernels])
 IMAGE = np.linspace(-1, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
 
 
-@pytest.fixture(params=["fake", ON_DEVICE])
-def kind(request: pytest.FixtureRequest, folder: Path) -> str:
-    return reached(request, folder)
+@pytest.fixture(scope="module", params=["fake", ON_DEVICE])
+def kind(request: pytest.FixtureRequest, module_folder: Path) -> str:
+    return reached(request, module_folder)
 
 
-@pytest.fixture
-def daemon(serve: Callable[..., Daemon], kind: str) -> Daemon:
-    return starter(serve, kind)()
+@pytest.fixture(scope="module")
+def daemon(module_folder: Path, kind: str) -> Iterator[Serving]:
+    """A daemon with the device, in a process of its own, as its memory outlives a test."""
+    device = connect_driver(kind).devices()[0]
+    variables = {"TRIMS_CPU_CAPACITY_BYTES": "256MiB", "TRIMS_GPU_RESERVE_BYTES": "64MiB", "TRIMS_TRUST": "verified"}
+    with serving_in(
+        module_folder / kind.partition(":")[0], TRIMS_GPUS=device.uuid, TRIMS_CUDA=kind, **variables
+    ) as made:
+        made.start()
+        yield made
 
 
-@pytest.fixture
-def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
+@pytest.fixture(scope="module")
+def endpoint(daemon: Serving) -> Iterator[Endpoint]:
     """An endpoint whose predictors may lock files of the fake device."""
     made = Endpoint(daemon.config.runtime_dir, "--isolation", "process")
     yield made
@@ -69,17 +77,23 @@ def check_places(endpoint: Endpoint, tensor: dict[str, Any], expected: np.ndarra
             np.testing.assert_allclose(values, found["cpu"] if expected is None else expected, rtol=1e-3, atol=1e-4)
 
 
-def register(daemon: Daemon, path: Path, **fields: Any) -> None:
+def register(daemon: Serving, path: Path, **fields: Any) -> None:
     artifact = {"path": str(path), **fields.pop("artifact", {})}
-    manifest = {"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}
-    daemon.registry.put(manifest, str(path.parent))
+    put(daemon, {"name": "m", "artifact": artifact, "residency": {"place": "gpu"}, **fields}, path.parent)
+
+
+def put(daemon: Serving, manifest: dict[str, Any], folder: Path) -> None:
+    """Register a model in place of the one of the test before."""
+    (folder / "manifest.yaml").write_text(json.dumps(manifest))
+    with admin(daemon.config.runtime_dir) as control:
+        control.add(folder / "manifest.yaml", replace=True, lazy=True)
 
 
 def image() -> dict[str, Any]:
     return {"name": "image", "shape": list(IMAGE.shape), "datatype": "FP32", "data": IMAGE.ravel().tolist()}
 
 
-def test_a_module_of_torch_answers(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_a_module_of_torch_answers(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     from safetensors.torch import save_file
 
     from trims.testing.torch_modules import conv_net
@@ -94,7 +108,7 @@ def test_a_module_of_torch_answers(daemon: Daemon, endpoint: Endpoint, folder: P
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_stay_as_they_are(daemon: Daemon, endpoint: Endpoint, folder: Path, dtype: str) -> None:
+def test_half_types_stay_as_they_are(daemon: Serving, endpoint: Endpoint, folder: Path, dtype: str) -> None:
     from safetensors.torch import save_file
 
     weights = {"weight": torch.ones(2, 4), "bias": torch.zeros(2)}
@@ -111,7 +125,7 @@ def test_half_types_stay_as_they_are(daemon: Daemon, endpoint: Endpoint, folder:
     assert answer["outputs"][0]["data"] == [10.0, 10.0]
 
 
-def test_a_graph_of_onnx_answers(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_a_graph_of_onnx_answers(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="missing framework: onnx")
     ends = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4096])] for name in ("image", "y")]
     weight = onnx.numpy_helper.from_array(np.arange(4096, dtype=np.float32).reshape(1, 4096), "w")
@@ -124,7 +138,7 @@ def test_a_graph_of_onnx_answers(daemon: Daemon, endpoint: Endpoint, folder: Pat
 
 
 @pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "GPT2LMHeadModel"])
-def test_a_folder_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, folder: Path, architecture: str) -> None:
+def test_a_folder_of_hugging_face_answers(daemon: Serving, endpoint: Endpoint, folder: Path, architecture: str) -> None:
     pytest.importorskip("transformers", reason="missing framework: transformers")
     from tiny_models import named, save
 
@@ -170,7 +184,7 @@ TASKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("kind", [pytest.param("fake", marks=pytest.mark.soak), ON_DEVICE], indirect=True)
 @pytest.mark.timeout(300)
-def test_every_task_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_every_task_of_hugging_face_answers(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     pytest.importorskip("transformers", reason="missing framework: transformers")
     from tiny_models import named, save
 
@@ -184,7 +198,7 @@ def test_every_task_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, 
             },
             "framework": {"name": "transformers"}, "residency": {"place": "gpu"},
         }  # fmt: skip
-        daemon.registry.put(manifest, str(folder))
+        put(daemon, manifest, folder)
         found = {}
         for place in ("gpu", "cpu"):
             asked = {"inputs": inputs(), "parameters": {"place": place}}
@@ -194,7 +208,7 @@ def test_every_task_of_hugging_face_answers(daemon: Daemon, endpoint: Endpoint, 
         assert found["gpu:0"] == found["cpu"], architecture
 
 
-def test_every_door_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_every_door_answers_from_the_device(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     pytest.importorskip("transformers", reason="missing framework: transformers")
     from tiny_models import named, save
     from trims_predictors.endpoint.grpc import inference_pb2 as pb
@@ -216,7 +230,7 @@ def test_every_door_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, 
     assert answer.parameters["place"].string_param == "gpu:0"
 
 
-def test_a_function_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, folder: Path) -> None:
+def test_a_function_answers_from_the_device(daemon: Serving, endpoint: Endpoint, folder: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"weight": torch.ones(2, 4), "bias": torch.zeros(2)}, folder / "m.safetensors")
@@ -235,7 +249,7 @@ def test_a_function_answers_from_the_device(daemon: Daemon, endpoint: Endpoint, 
 
 
 def test_a_command_names_its_places(
-    daemon: Daemon, endpoint: Endpoint, folder: Path, capsys: pytest.CaptureFixture[str]
+    daemon: Serving, endpoint: Endpoint, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors.torch import save_file
 
@@ -256,7 +270,7 @@ def test_a_command_names_its_places(
 
 
 def test_an_evaluation_starts_on_the_device_in_each_way(
-    daemon: Daemon, folder: Path, capsys: pytest.CaptureFixture[str]
+    daemon: Serving, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors.torch import save_file
 
@@ -277,7 +291,7 @@ def test_an_evaluation_starts_on_the_device_in_each_way(
 @pytest.mark.parametrize("kind", [ON_DEVICE], indirect=True)
 @pytest.mark.parametrize(("order", "status"), [("fault", 500), ("memory", 503)])
 def test_a_kernel_that_fails_costs_its_own_request(
-    daemon: Daemon, endpoint: Endpoint, folder: Path, order: str, status: int
+    daemon: Serving, endpoint: Endpoint, folder: Path, order: str, status: int
 ) -> None:
     from safetensors.torch import save_file
 
