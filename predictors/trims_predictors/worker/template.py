@@ -23,12 +23,13 @@ from trims.core.errors import LostPeerError, NotSupportedError
 from trims.process import messages, subreaper
 from trims.process.inherited import favour_none
 from trims.process.lifeline import depend_on
+from trims.templates import reaper
 from trims.templates.fork_loop import ForkLoop, freeze
 from trims.templates.randomness import reseed
 from trims.trace.children import BEGINS
 from trims_predictors.frameworks import threads
 from trims_predictors.sandbox.landlock import restrict
-from trims_predictors.worker import reaper, worker
+from trims_predictors.worker import worker
 from trims_predictors.worker.start import begin
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Template(ForkLoop):
         threads.warm_up_template(message["modules"])
         for pid in set(subreaper.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
-            self._told.helps(pid)
+            self._told.report(reaper.HELPS, pid)
         try:
             self._reseeders, self._repeats = freeze(), None
         except NotSupportedError as error:
@@ -101,7 +102,7 @@ class Template(ForkLoop):
         pid = os.fork()
         if pid == 0:
             self._be_predictor(*fds)
-        self._told.begun(pid)
+        self._told.report(reaper.BEGUN, pid)
         return pid, {"stages": {"fork_s": (time.monotonic_ns() - began_ns) / 1e9}, BEGINS: [began_ns]}
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
@@ -130,7 +131,7 @@ class Template(ForkLoop):
             os._exit(status)
 
     def _ended(self, pid: int) -> Message:
-        self._told.ended(pid)
+        self._told.report(reaper.ENDED, pid)
         self._sweep_s = time.monotonic() + _SWEEP_S
         if self._writable:
             shutil.rmtree(self._folder_of(pid), ignore_errors=True)

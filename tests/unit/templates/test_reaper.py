@@ -16,7 +16,7 @@ from trims.process.lifeline import Lifeline
 _DETACH = """
 import os, signal, sys, time
 from trims.process.subreaper import adopt, end_strays
-from trims_predictors.worker.reaper import guarded
+from trims.templates.reaper import BEGUN, HELPS, guarded
 from trims.process.lifeline import depend_on
 def detach():
     reading, writing = os.pipe()
@@ -58,7 +58,7 @@ def test_what_made_a_session_of_its_own_ends_with_the_lifeline_after(first: str)
 told = guarded(own, sock)
 depend_on(own)
 detached = detach()
-told.begun(int(detached))
+told.report(BEGUN, int(detached))
 print(os.getpid(), detached, sep="\\n", flush=True)
 time.sleep(600)
 """
@@ -87,10 +87,10 @@ if predictor == 0:
     adopt()
     os.write(writing, detach().encode())
     time.sleep(600)
-told.begun(predictor)
+told.report(BEGUN, predictor)
 stray, helper = os.read(reading, 100).decode(), os.fork()
 if helper == 0: time.sleep(600)
-told.helps(helper)
+told.report(HELPS, helper)
 print(os.getpid(), predictor, stray.strip(), helper, sep="\\n", flush=True)
 time.sleep(600)
 """

@@ -1,7 +1,8 @@
 """The guard of a template: a small process round it, so that nothing of a predictor outlives the endpoint.
 
-A process that makes a session of its own (`setsid`) leaves its predictor's group, and the signal of a lifeline passes
-it by. So processes that lose their parents are handed to an adopter here (PR_SET_CHILD_SUBREAPER), not to process 1:
+Templates of programs have none: their host adopts what they leave. A process that makes a session of its own (`setsid`)
+leaves its predictor's group, and the signal of a lifeline passes it by. So processes that lose their parents are handed
+to an adopter here (PR_SET_CHILD_SUBREAPER), not to process 1:
 
 1. to their predictor, for as long as it lives;
 2. then to the template, which ends what a predictor has left (`end_strays`);
@@ -29,7 +30,7 @@ from trims.process.subreaper import adopt, die_with, end_strays
 _ROUND_S = 0.05
 #: Report of the template: the kind of event, and the process.
 _LINE = struct.Struct("=ci")
-_BEGUN, _HELPS, _ENDED = b"+", b"h", b"-"
+BEGUN, HELPS, ENDED = b"+", b"h", b"-"
 _MOST_BYTES = _LINE.size << 10
 
 
@@ -45,17 +46,9 @@ class Told:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def begun(self, pid: int) -> None:
-        """A predictor was forked."""
-        os.write(self._fd, _LINE.pack(_BEGUN, pid))
-
-    def ended(self, pid: int) -> None:
-        """Report that a predictor was buried; its number may become another process's."""
-        os.write(self._fd, _LINE.pack(_ENDED, pid))
-
-    def helps(self, pid: int) -> None:
-        """A module has started this process; predictors may need it."""
-        os.write(self._fd, _LINE.pack(_HELPS, pid))
+    def report(self, what: bytes, pid: int) -> None:
+        """Report a process: a predictor that has `BEGUN` or `ENDED`, or what a module has started, which `HELPS`."""
+        os.write(self._fd, _LINE.pack(what, pid))
 
     def close(self) -> None:
         """Close the pipe in a predictor. Idempotent."""
@@ -137,7 +130,7 @@ class _Guard:
 
     def _hear(self) -> None:
         """Read the template's reports; whole lines, which a pipe keeps together."""
-        sets = {_BEGUN: self._predictors.add, _HELPS: self._helpers.add, _ENDED: self._predictors.discard}
+        sets = {BEGUN: self._predictors.add, HELPS: self._helpers.add, ENDED: self._predictors.discard}
         while True:
             try:
                 told = os.read(self._hears, _MOST_BYTES)
