@@ -44,24 +44,6 @@ CHECKS = [
 
 
 @pytest.fixture
-def start(daemon: Daemon) -> Iterator[Callable[..., Endpoint]]:
-    """Start an endpoint for the daemon; ended after the test, and nothing of it is left."""
-    running: list[Endpoint] = []
-
-    def make(*arguments: str) -> Endpoint:
-        running.append(Endpoint(daemon.config.runtime_dir, *arguments))
-        return running[-1]
-
-    yield make
-    for endpoint in running:
-        left = endpoint.descendants() if endpoint.process.poll() is None else set()
-        if endpoint.process.poll() is None:
-            endpoint.end(signal.SIGKILL)
-        for pid in left:
-            wait_until(lambda pid=pid: is_gone(pid), f"process {pid} ends with its endpoint")  # type: ignore[misc]
-
-
-@pytest.fixture
 def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
     register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
     return daemon

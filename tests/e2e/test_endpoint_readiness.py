@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from endpoints import Endpoint
 from fleets import register
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from looking import wait_until
@@ -20,26 +19,13 @@ from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims.control import admin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from endpoints import Endpoint
 
     from trims.daemon.main import Daemon
 
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def start(daemon: Daemon) -> Iterator[Callable[..., Endpoint]]:
-    """Start an endpoint for the daemon; killed after the test if it still runs."""
-    running: list[Endpoint] = []
-
-    def make(*arguments: str) -> Endpoint:
-        running.append(Endpoint(daemon.config.runtime_dir, *arguments))
-        return running[-1]
-
-    yield make
-    for endpoint in running:
-        if endpoint.process.poll() is None:
-            endpoint.end(signal.SIGKILL)
 
 
 class Doors:

@@ -11,10 +11,8 @@ from tiny_models import loaded, named, save
 from trims.core.errors import CallerError, NotSupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
-
-import sentence_transformers
-from sentence_transformers.sentence_transformer import modules as layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 TEXTS = ["hello world this is some text", "the cat sat on the mat in paris", "not good", ""]
@@ -24,10 +22,25 @@ def texts(*values: str) -> np.ndarray[Any, Any]:
     return np.array([each.encode() for each in values], dtype=object)
 
 
+def expected_of(folder: Path, given: Sequence[str] = TEXTS) -> Any:
+    """Return the embeddings of sentence-transformers, which takes four seconds to import: not where tests are found."""
+    import sentence_transformers
+
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(given)
+
+
+def layers() -> Any:
+    from sentence_transformers.sentence_transformer import modules
+
+    return modules
+
+
 def folder_of(tmp_path: Path, *modules: Any, prompts: dict[str, str] | None = None, default: str | None = None) -> Path:
     """The folder that sentence-transformers saves of a tiny model with these modules behind it."""
+    import sentence_transformers
+
     plain = save(named("BertModel"), tmp_path / "plain")
-    transformer = layers.Transformer(str(plain), max_seq_length=12)
+    transformer = layers().Transformer(str(plain), max_seq_length=12)
     made = sentence_transformers.SentenceTransformer(
         modules=[transformer, *modules], device="cpu", prompts=prompts, default_prompt_name=default
     )
@@ -36,7 +49,7 @@ def folder_of(tmp_path: Path, *modules: Any, prompts: dict[str, str] | None = No
 
 
 def pooling(mode: Any) -> Any:
-    return layers.Pooling(32, pooling_mode=mode)
+    return layers().Pooling(32, pooling_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +59,7 @@ def pooling(mode: Any) -> Any:
 )
 def test_embeddings_equal_those_of_sentence_transformers(tmp_path: Path, mode: Any) -> None:
     folder = folder_of(tmp_path, pooling(mode))
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    expected = expected_of(folder)
     with loaded(folder) as predictor:
         found = predictor.predict({"text": texts(*TEXTS)})["embedding"]
     assert found.dtype == np.float32
@@ -54,8 +67,8 @@ def test_embeddings_equal_those_of_sentence_transformers(tmp_path: Path, mode: A
 
 
 def test_layers_behind_the_pooling_are_honoured(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, pooling("mean"), layers.Dense(32, 16), layers.Normalize())
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    folder = folder_of(tmp_path, pooling("mean"), layers().Dense(32, 16), layers().Normalize())
+    expected = expected_of(folder)
     with loaded(folder) as predictor:
         found = predictor.predict({"text": texts(*TEXTS)})["embedding"]
         assert predictor.predict({"text": texts()})["embedding"].shape[0] == 0
@@ -65,7 +78,7 @@ def test_layers_behind_the_pooling_are_honoured(tmp_path: Path) -> None:
 
 def test_the_default_prompt_comes_before_each_text(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, pooling("mean"), prompts={"query": "the cat ", "passage": ""}, default="query")
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    expected = expected_of(folder)
     with loaded(folder) as predictor:
         np.testing.assert_allclose(predictor.predict({"text": texts(*TEXTS)})["embedding"], expected, atol=1e-5)
     with pytest.raises(NotSupportedError, match="nothing"), loaded(folder, {"prompt": "nothing"}):
@@ -75,7 +88,7 @@ def test_the_default_prompt_comes_before_each_text(tmp_path: Path) -> None:
 def test_longer_texts_are_cut_where_sentence_transformers_cuts_them(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, pooling("mean"))
     long = " ".join(["cat dog"] * 40)
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode([long])
+    expected = expected_of(folder, [long])
     with loaded(folder) as predictor:
         found = predictor.predict_only({"text": texts(long)}, ["embedding", "prompt_tokens"])
     np.testing.assert_allclose(found["embedding"], expected, atol=1e-5)
@@ -94,7 +107,7 @@ def test_many_texts_are_answered_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_manifest_may_say_another_pooling(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, pooling("mean"), layers.Normalize())
+    folder = folder_of(tmp_path, pooling("mean"), layers().Normalize())
     with loaded(folder, {"pooling": "cls", "normalize": False}) as predictor:
         found = predictor.predict({"text": texts("the cat")})["embedding"]
         assert not np.isclose(np.linalg.norm(found), 1)
