@@ -53,7 +53,7 @@ DEFAULTS = {
     # 1 to 4 % longer. See `processors`.
     "GOMP_SPINCOUNT": "10000",
 }
-#: What `--hide` cannot name, because a namespace has its own; and seconds for a predictor to start without the rest.
+#: Folders that `--hide` cannot name, because a namespace has its own; and seconds for a predictor to start without.
 _MADE, _PROBE_S = ("/", "/dev", "/proc"), 60.0
 #: Names of our programs in the lines that they print.
 _CALLED = {"trims_predictors.worker.worker": "predictor", "trims_predictors.worker.template": "template"}

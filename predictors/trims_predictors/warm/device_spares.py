@@ -97,12 +97,12 @@ class DeviceSpares(Spares[_DeviceSpare]):
         rehearsals: Rehearsals,
         images: Mapping[DeploymentKey, Sequence[str]],
     ) -> None:
-        super().__init__(warm_pool, settings, _LOOK_S)
+        #: In the order of their last loads.
+        self._latest: dict[_Kind, _Latest] = {}
+        super().__init__(warm_pool, settings, _LOOK_S, self._latest)
         self._rehearsals = rehearsals
         self._images = images
         self.devices: Callable[[], Awaitable[Sequence[Device]]] | None = None
-        #: In the order of their last loads.
-        self._latest: dict[_Kind, _Latest] = {}
         #: Kinds that shall have a spare, those of the latest loads first.
         self._wanted: list[_Kind] = []
         #: Bytes of a process on a device, by framework.
@@ -194,13 +194,12 @@ class DeviceSpares(Spares[_DeviceSpare]):
 
     # -- making them -----------------------------------------------------------------------------------------------
 
-    def _has_work(self) -> bool:
+    def _looks_again(self) -> bool:
         return self.devices is not None and bool(self._waiting or self._missing())
 
-    def _looks_again(self) -> bool:
-        return self._has_work()
-
     async def _choose(self) -> _DeviceSpare | None:
+        if not self._looks_again():
+            return None
         while (devices := await self._devices()) is not None:
             spare, why = self._one_too_many(devices)
             if spare is None:

@@ -133,13 +133,13 @@ class HotSpares(Spares[_HotSpare]):
         count: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(warm_pool, settings, _LOOK_S)
+        #: Model -> its deployment, for models that may have hot spares.
+        self._deployments: dict[str, Deployment] = {}
+        super().__init__(warm_pool, settings, _LOOK_S, self._deployments)
         self._count = count
         self._clock = clock
         self._demand = Demand()
         self.rehearsals = Rehearsals()
-        #: Model -> its deployment, for models that may have hot spares.
-        self._deployments: dict[str, Deployment] = {}
         #: Deployment -> key and place of the image that its predictors have opened.
         self.images: dict[DeploymentKey, list[str]] = {}
         #: Deployments whose models cannot wait like this.
@@ -241,9 +241,6 @@ class HotSpares(Spares[_HotSpare]):
         return found
 
     # -- making them -----------------------------------------------------------------------------------------------
-
-    def _has_work(self) -> bool:
-        return bool(self._deployments)
 
     async def _choose(self) -> _HotSpare | None:
         stated = {model: deployment.hot for model, deployment in self._deployments.items()}

@@ -15,13 +15,13 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trims.core.errors import ModelNotFoundError
 from trims_predictors.tasks import Background
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
@@ -70,22 +70,22 @@ class Spares(ABC, Generic[S]):
         warm_pool: Starts their processes, and counts their memory.
         settings: Settings of the pool.
         look_s: Seconds between two looks whether those that wait are still wanted.
+        candidates: What there may be spares for, by its name. An answer of a model costs no more than a look at it.
     """
 
-    def __init__(self, warm_pool: WarmPool, settings: Settings, look_s: float) -> None:
+    def __init__(
+        self, warm_pool: WarmPool, settings: Settings, look_s: float, candidates: Mapping[Any, object]
+    ) -> None:
         self._warm_pool = warm_pool
         self._settings = settings
         self._look_s = look_s
+        self._candidates = candidates
         self._waiting: list[S] = []
         #: Kinds of which no spare can be made, until their next load.
         self._failed: set[Hashable] = set()
         self._tending = self._closing = False
         self._again: asyncio.TimerHandle | None = None
         self._background = Background(type(self).__name__)
-
-    @abstractmethod
-    def _has_work(self) -> bool:
-        """Return whether there may be spares to make or to end."""
 
     @abstractmethod
     async def _choose(self) -> S | None:
@@ -109,7 +109,7 @@ class Spares(ABC, Generic[S]):
 
     def tend(self) -> None:
         """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
-        if not self._tending and not self._closing and self._has_work():
+        if self._candidates and not self._tending and not self._closing:
             self._tending = True
             self._background.start(self._tend())
 
