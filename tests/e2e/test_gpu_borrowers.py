@@ -62,8 +62,9 @@ def built(build: str) -> torch.nn.Module:
 # -- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("build", "given"), [("conv_net", IMAGES), ("tied_model", WORDS)])
-@pytest.mark.parametrize("way", ["module", "load_into"])
+@pytest.mark.parametrize(
+    ("build", "given", "way"), [("conv_net", IMAGES, "module"), ("tied_model", WORDS, "load_into")]
+)
 def test_a_module_on_a_device_answers_as_the_framework_and_as_the_host(
     gpu_daemon: Daemon, folder: Path, build: str, given: torch.Tensor, way: str
 ) -> None:

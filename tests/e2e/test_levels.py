@@ -191,9 +191,10 @@ def test_an_evaluation_at_a_level_has_its_layers_and_what_each_level_costs(
     daemon: Daemon, conv_net: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = ["--runtime-dir", str(daemon.config.runtime_dir), "eval", conv_net, IMAGE]
-    some = ["--repeat", "2", "--from", "cpu", "--how", "template", "--level", "library"]
+    some = ["--repeat", "1", "--from", "cpu", "--how", "template", "--level", "library"]
     assert main([*start, *some, "--json"]) == 0
-    leveled = Leveled.from_json(json.loads(capsys.readouterr().out)["documents"]["layers"][0])
+    found = json.loads(capsys.readouterr().out)
+    leveled = Leveled.from_json(found["documents"]["layers"][0])
     assert [each.level for each in leveled.levels] == ["model", "framework", "library"]
     assert [each.overhead_s is None for each in leveled.levels] == [True, False, False]
     assert {"body.0", "head"} <= {each.name for each in leveled.layers.layers}

@@ -260,7 +260,7 @@ def test_a_check_that_finds_no_room_for_a_context_takes_nothing_out_of_service(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpus, "find_keeper", partial(find_keeper, idle_s=0.0))
-    daemon, path = serve_gpu(gpu_reserve_bytes=0), checkpoint("m")
+    daemon, path = serve_gpu(gpu_reserve_bytes=0, gpu_rest_s=0.5), checkpoint("m")
     with connect(daemon.config.runtime_dir) as session:
         session.open_file(path, place="gpu").close()
     wait_until(lambda: not daemon.gpus[0].describe().awake, "the keeper does not rest")
