@@ -29,7 +29,8 @@ demo: env ## a program as it is, by trims exec, and as a request for which no pr
 
 # Processes that run tests beside each other: more than there are cores, as most tests wait more than they compute.
 JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+# Kept compiled, whatever the shell says: else each of them compiles every file of tests again, for 15 seconds.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 .PHONY: test
 # Compiled first: the thousands of processes that the tests start would each compile the product where it is not kept.
 test: env mxnet-env clients-env ## all tests but the long ones; ARGS="tests/unit -k door" for some, JOBS=0 for one after the other
