@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +138,8 @@ def test_a_request_that_names_a_place_is_answered_from_weights_there(
     with admin(scaler.config.runtime_dir) as control:
         manifest = control.show("m").manifest
         control.add({**manifest, "description": "changed"}, replace=True, lazy=True)
-    time.sleep(1.1)  # for as long as the endpoint uses what it knows
-    assert endpoint.infer("m", [1.0], place="disk")[1]["parameters"]["cold"], "those of all places are of the old one"
+    # Those of all places are of the old one, which the endpoint uses for as long as it trusts what it knows.
+    wait_until(lambda: endpoint.infer("m", [1.0], place="disk")[1]["parameters"]["cold"], "the new one is read")
     for place, status, why in (
         ("moon", 400, "is not a place"),
         ("gpu:7", 501, "gpu"),
