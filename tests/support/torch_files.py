@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,16 @@ CONVERTER = TorchConverter()
 
 
 MODULES = "trims.testing.torch_modules"
+
+
+class Trap:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
 
 
 def saved(folder: Path, value: Any, **how: Any) -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch_files import CONVERTER, MODULES, assert_equal, image_of, saved, tensors_of
+from torch_files import CONVERTER, MODULES, Trap, assert_equal, image_of, saved, tensors_of
 
 torch = pytest.importorskip("torch")
 
@@ -92,16 +91,6 @@ def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, value: Any) -> N
 def test_a_tensor_under_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="named 7, which is no string"):
         image_of(saved(tmp_path, {7: torch.ones(1)}))
-
-
-class Trap:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 import shlex
@@ -17,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
-from torch_files import image_of, saved  # noqa: E402
+from torch_files import Trap, image_of, saved  # noqa: E402
 
 from trims.core.errors import ArtifactError  # noqa: E402
 from trims.formats.torch.refusals import explain  # noqa: E402
@@ -99,16 +98,6 @@ def test_the_command_that_a_refusal_gives_saves_the_weights_alone(tmp_path: Path
     run_remedy(refusal(saved(tmp_path, value)))
     whole = conv_net() if case == "a whole module" else LAYER
     assert list(image_of(tmp_path / "m-weights.pt").layout.tensors) == list(whole.state_dict())
-
-
-class Trap:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
