@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from trims.core.errors import ManifestError
 from trims.manifests.fields import CALL, about, check_inside, matching, one_of, parse, written
+from trims.manifests.packages import parse_package
+from trims.manifests.serving import TensorType
+from trims.manifests.tensor_fields import parse_inputs, parse_outputs
 
 
 def _halved(raw: Any, where: str) -> int:
@@ -92,3 +95,35 @@ def test_a_call_is_a_module_and_a_name() -> None:
     for call in ("a:b", "a.b_c:D"):
         assert re.match(CALL, call)
         assert not re.match(CALL, call.replace(":", "."))
+
+
+def test_a_file_in_a_package_is_its_import_name_and_a_path_inside() -> None:
+    assert parse_package({"name": "a.b", "path": "c/d"}, "here") == ("a.b", "c/d")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "a"}, {"name": "1", "path": "c"}, {"name": "a", "path": "../c"}, {"name": "a", "path": "/c"}, "a"],
+)
+def test_a_file_outside_or_without_a_package_is_refused(wrong: Any) -> None:
+    with pytest.raises(ManifestError, match="here"):
+        parse_package(wrong, "here")
+
+
+X = {"name": "x", "dtype": "FP32", "shape": [-1, 3, 4]}
+
+
+def test_inputs_have_layouts_and_outputs_labels_as_well() -> None:
+    (found,) = parse_inputs([{**X, "layout": "NCHW"}], "m: inputs")
+    assert (found, found.layout) == (TensorType("x", "FP32", (-1, 3, 4)), "NCHW")
+    (found,) = parse_outputs([{**X, "labels": "l.txt"}], "m: outputs")
+    assert found.labels == "l.txt"
+    with pytest.raises(ManifestError, match=r"m: inputs\[0\]: unknown field 'labels'"):
+        parse_inputs([{**X, "labels": "l.txt"}], "m: inputs")
+
+
+def test_a_layout_is_of_an_image_and_a_name_stands_for_one_tensor() -> None:
+    with pytest.raises(ManifestError, match="3 or 4 lengths, not 1"):
+        parse_inputs([{**X, "shape": [1], "layout": "NCHW"}], "m: inputs")
+    with pytest.raises(ManifestError, match="'x' is there twice"):
+        parse_inputs([X, X], "m: inputs")
