@@ -1,5 +1,7 @@
 """Both ways to share device memory, on the fake driver; on a real device where there is one (`make gpu-check`)."""
 
+# fault (gpus): `ipc` to a process in another PID namespace
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """The tier contract on the real tiers."""
 
+# fault (damage): a segment is truncated or flipped
+
 from __future__ import annotations
 
 import errno

@@ -176,6 +176,8 @@ def fetched_into_cache(folder: Path, hub: StubHub, data: bytes) -> Path:
     return damage(folder)
 
 
+# fault (hub): a blob with other bytes than its name -> `digest_mismatch` once read, also after a restart; its first
+# readers may get them unless `prove: first`
 def test_a_damaged_blob_is_refused_after_a_restart_and_shown(folder: Path, hub: StubHub) -> None:
     data = weights(3)
     blob = fetched_into_cache(folder, hub, data)
@@ -220,6 +222,7 @@ def test_a_damaged_blob_is_never_served_if_it_is_proven_first(by: str, folder: P
         assert sum_of(serving, "model") == truth(data)
 
 
+# fault (sources): a pull is interrupted or fails -> `interrupted:` and what is left; no name stays
 @pytest.mark.parametrize("command", ["pull", "add"])
 def test_an_interrupted_fetch_leaves_neither_a_name_nor_a_transfer(command: str, folder: Path, hub: StubHub) -> None:
     hub.add("org/model", {"config.json": b"{}", "model.safetensors": weights(1, 24)})
@@ -340,6 +343,7 @@ def test_a_push_repairs_what_was_damaged_and_replaces_another_model_only_on_requ
         assert serving.run("pull", "S3://models/team/m?x#y", "--name", "back").returncode == 0
 
 
+# fault (sources): a push is killed -> `lost_peer`; `trims prune` removes its parts
 def test_parts_of_a_killed_push_are_taken_back_by_a_prune(folder: Path, bucket: dict[str, str]) -> None:
     variables = {**bucket, "TRIMS_CPU_CAPACITY_BYTES": "512MiB"}
     (folder / "m.safetensors").write_bytes(weights(6, 128))

@@ -55,6 +55,7 @@ def seen(endpoint: Endpoint, name: str, kind: str) -> dict[str, Any]:
     return found
 
 
+# fault (code): it reads environments for credentials -> only listed and allowed variables
 @pytest.mark.usefixtures("secrets")
 @pytest.mark.parametrize("level", LEVELS)
 def test_code_of_a_model_finds_no_secret_and_what_frameworks_need(

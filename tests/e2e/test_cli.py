@@ -137,6 +137,7 @@ def test_add_of_a_bare_artifact_takes_its_name_from_the_file_or_the_flag(
     assert [model["name"] for model in trims.json("list")] == ["my-net", "other"]
 
 
+# fault (folders): tensors that nothing runs -> a note with what the manifest needs; sessions open them
 def test_add_of_tensors_says_that_nothing_runs_them_and_what_would(
     trims: Command, checkpoint: Callable[..., Path], manifest: Callable[..., Path]
 ) -> None:

@@ -1,5 +1,8 @@
 """A client and a daemon, whole: real sockets, real shared memory, real files."""
 
+# fault (clients): forks and goes on in the child -> `ClosedError` in the child; views stay readable; the parent keeps
+# its lease
+
 from __future__ import annotations
 
 import gc
@@ -132,6 +135,7 @@ def test_without_a_daemon_the_error_names_address_and_remedy(folder: Path) -> No
         trims.connect(folder / "nowhere")
 
 
+# fault (damage): the artifact changes under its path -> new opens get the new bytes, open weights keep the old
 def test_a_changed_file_is_noticed_and_never_served_stale(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +159,7 @@ def test_two_paths_with_the_same_bytes_share_one_replica(
     assert daemon.store.counters["fills.cpu"] == 1
 
 
+# fault (capacity): 100 cold opens at once -> one load
 def test_a_hundred_cold_opens_at_once_are_one_load(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("m", nbytes=1 << 20)
     sums, errors = [], []
@@ -180,6 +185,8 @@ def test_a_hundred_cold_opens_at_once_are_one_load(daemon: Daemon, checkpoint: C
     assert daemon.store.counters["fills.cpu"] == 1
 
 
+# fault (capacity): every replica is leased -> `capacity` with the numbers, at once or at the deadline; nothing is
+# evicted
 def test_pressure_evicts_the_idle_and_refuses_when_all_are_leased(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -335,6 +342,7 @@ def test_a_restarted_daemon_removes_a_flipped_segment(
     assert second.store.counters["adopted"] == 0
 
 
+# fault (damage): a segment is truncated or flipped
 def test_check_verify_finds_a_flipped_bit_and_takes_the_replica_out_of_service(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:

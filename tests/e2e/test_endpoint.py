@@ -199,6 +199,7 @@ def test_a_body_that_is_one_input_s_data_alone_is_answered_once_the_input_is_kno
     assert np.frombuffer(body[-16:]).tolist() == [2.0, 4.0]
 
 
+# fault (endpoint): a million inputs over gRPC -> `bad_request` with the bound
 def test_a_hostile_message_over_grpc_costs_the_endpoint_neither_time_nor_memory(
     scaler: Daemon, start: Callable[..., Endpoint]
 ) -> None:

@@ -1,5 +1,8 @@
 """Tokens, tenants and certificates of a running endpoint are taken over when their files change, at both doors."""
 
+# fault (endpoint): a token is revoked or its file rewritten -> 401 or UNAUTHENTICATED within seconds; while it is
+# broken the last good one counts
+
 from __future__ import annotations
 
 import ssl

@@ -161,6 +161,7 @@ def test_a_model_that_a_predictor_has_loaded_is_ready_without_its_file(
         assert endpoint.infer("m", [1.0])[0] == 200
 
 
+# fault (endpoint): the daemon drains or hangs -> 503 with the reason on readiness; live throughout
 def test_while_the_daemon_drains_the_endpoint_is_live_and_no_model_is_ready(
     daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint]
 ) -> None:

@@ -272,6 +272,7 @@ for op, message in {asked!r}.items():
 """
 
 
+# fault (exec): a tenant's predictor asks for templates or programs of others -> `permission_denied`
 @namespaces
 def test_each_message_of_the_attach_door_from_a_tenants_predictor_reaches_no_other(
     shared: Daemon, folder: Path, checkpoint: Callable[..., Path]

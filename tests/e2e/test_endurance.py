@@ -1,5 +1,7 @@
 """Long runs: tens of thousands of opens leave both processes as they were, and a crowd gets declared errors only."""
 
+# fault (capacity): 200 sessions, room for a third of the models -> declared errors only; true bytes
+
 from __future__ import annotations
 
 import ctypes
@@ -73,6 +75,7 @@ def cycle(session: Session, path: Path, times: int) -> None:
             weights.raw("weight")
 
 
+# fault (capacity): 50,000 opens and closes -> no more descriptors, threads or memory than before
 def test_fifty_thousand_opens_leave_both_processes_as_they_were(
     folder: Path, daemon_process: subprocess.Popen[bytes], checkpoint: Callable[..., Path]
 ) -> None:

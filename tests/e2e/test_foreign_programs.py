@@ -1,5 +1,7 @@
 """Programs in images that others made: not run unless the user's own manifest says so."""
 
+# fault (sources): others' image that runs code -> `permission_denied` with the consent it takes; its tensors are read
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """A few hundred forks from one template leave everything as it was; `make fork-soak` makes 100,000."""
 
+# fault (templates): thousands of forks from one template -> no more memory, descriptors or threads than before
+
 from __future__ import annotations
 
 import asyncio

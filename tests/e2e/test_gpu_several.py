@@ -129,6 +129,7 @@ def test_a_model_on_both_devices_is_copied_between_peers_and_given_up_by_name(
     assert not {"gpu:0", "gpu:1"} & set(states(two))
 
 
+# fault (gpus): one of two devices is lost
 def test_what_a_lost_device_held_is_served_by_the_other_one(
     two: Daemon, checkpoint: Callable[..., Path], lost: Callable[[str], None]
 ) -> None:

@@ -130,6 +130,8 @@ def test_tensors_outlive_their_weights_and_keep_the_lease(
     assert "gpu:0" not in states(daemon)
 
 
+# fault (gpus): the daemon ends, at any moment of a copy or under readers -> the next one adopts the device's images;
+# readers notice nothing
 def test_a_restarted_daemon_finds_the_keeper_and_what_it_holds(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_model_that_must_leave_the_device_stays_in_shared_memory(
     assert not check_store(daemon.store, verify=True).findings
 
 
+# fault (gpus): the device is full, of others or of leases
 def test_a_full_device_is_a_capacity_error_with_the_numbers(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -187,6 +190,7 @@ def test_eight_processes_read_one_copy(
             assert one - watcher.free_bytes(device) == contexts
 
 
+# fault (gpus): an `ipc` borrower closes and runs on -> its memory stays until it ends
 @pytest.mark.parametrize("how", ["close", "vanish"])
 def test_with_handles_memory_is_freed_only_when_the_process_is_gone(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], how: str
@@ -235,6 +239,7 @@ def test_without_devices_a_place_on_one_is_refused_by_name(
         session.open_file(path, place="gpu")
 
 
+# fault (gpus): a process that cannot see the device opens there -> `not_supported` with device and reason
 def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
 ) -> None:
@@ -252,6 +257,7 @@ def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
     wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
 
 
+# fault (gpus): weights are closed during a graph capture -> a warning; the capture is ruined, the mapping stays
 def test_weights_that_cannot_be_closed_keep_their_lease_and_delay_no_other(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,6 +291,7 @@ def test_a_text_that_is_too_long_and_one_of_ten_megabytes_are_refused(served: Se
     assert served.infer("classifier", "the cat")[0] == 200
 
 
+# fault (folders): a file changes while it is served -> `digest_mismatch` for new opens, until `--replace`
 def test_a_file_that_changes_is_refused_until_the_folder_is_added_again(served: Served) -> None:
     folder = save(named("BertForTokenClassification"), served.folder / "models" / "changing")
     assert served.serving.run("add", folder).returncode == 0
@@ -314,6 +315,9 @@ def test_a_file_that_changes_is_refused_until_the_folder_is_added_again(served: 
     assert before != after
 
 
+# fault (folders): no task -> `bad_request` with the list of tasks
+# fault (folders): `config.json` unreadable, lying, or of fewer layers than the weights -> `bad_artifact` with file or
+# tensors
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -368,6 +372,7 @@ def test_a_folder_without_architectures_answers_as_one_with_them(served: Served)
         assert served.infer(name, "not good")[1]["outputs"] == wanted
 
 
+# fault (folders): a module of sentence-transformers that is not served -> `not_supported` that names it
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -176,6 +176,7 @@ def test_arrays_of_numpy_are_served_from_their_files(daemon: Daemon, session: Se
     assert daemon.store.counters["fills.cpu"] == 0
 
 
+# fault (in place): tensors unaligned, or not in the file as in memory
 @pytest.mark.parametrize("how", ["compressed", "columns", "big endian"])
 def test_arrays_that_need_it_are_converted_and_the_log_says_why(
     how: str, session: Session, folder: Path, caplog: pytest.LogCaptureFixture
@@ -420,6 +421,8 @@ def test_a_builder_whose_module_does_not_fit_is_refused_alike_at_file_and_in_mem
         session.open("a", place="cpu")
 
 
+# fault (capacity): a conversion behind readers fails each time -> nothing; readers go on over the file; retries at
+# doubling pauses; `trims show` says why
 def test_a_conversion_that_fails_behind_its_readers_is_told_once_and_shown(
     daemon: Daemon, session: Session, folders: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -496,6 +499,8 @@ def test_the_second_open_of_a_file_has_its_image_brought_to_memory(
         assert (weights.place, weights["weight"].tolist()) == ("cpu", WEIGHTS["weight"].tolist())
 
 
+# fault (orders): a file is written while it is read, or twice in one clock tick -> an open at `cpu` in that moment
+# may get both; later ones the file's bytes
 def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
     daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +535,7 @@ def replace_file(model: Path, value: float) -> None:
     os.replace(successor, model)
 
 
+# fault (in place): the file of a pinned model is replaced -> the pin moves to the new image once it was read
 def test_a_pin_moves_to_the_image_of_a_replaced_file_that_is_opened_in_place(
     daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +630,7 @@ def test_a_stated_digest_that_is_wrong_is_found_before_a_reader_has_the_file(
         session.open("m")
 
 
+# fault (in place): another user owns the file or may write to it -> nothing; hashed and copied first
 def test_a_file_that_others_may_write_to_is_read_first(session: Session, model: Path) -> None:
     model.chmod(0o664)
     with session.open_file(model) as weights:
@@ -702,6 +709,8 @@ def test_memory_is_there_for_those_that_name_it(daemon: Daemon, session: Session
 # -- bad days ----------------------------------------------------------------------------------------------------------
 
 
+# fault (in place): a file is replaced by a rename while read -> readers keep the old one; opens get the new one
+# within half a second
 def test_a_replaced_file_is_new_for_the_next_open_and_old_for_its_reader(
     session: Session, model: Path, folder: Path
 ) -> None:
@@ -717,6 +726,9 @@ def test_a_replaced_file_is_new_for_the_next_open_and_old_for_its_reader(
         np.testing.assert_array_equal(before["weight"], WEIGHTS["weight"])
 
 
+# fault (in place): a file is cut short -> `bad_image`, later `bad_artifact`; a reader of the missing part ends by
+# SIGBUS
+# fault (in place): a file is removed and put back -> `artifact_not_found`, then served; readers keep it
 def test_a_file_that_is_cut_short_or_gone_is_told_to_the_next_open(session: Session, model: Path) -> None:
     session.open_file(model).close()
     whole = model.read_bytes()
@@ -737,6 +749,7 @@ def test_a_file_that_is_cut_short_or_gone_is_told_to_the_next_open(session: Sess
     wait_until(lambda: told() is None, "the file that is back is not served")
 
 
+# fault (in place): the daemon is replaced while a session reads -> nothing
 def test_a_reader_goes_on_while_the_daemon_is_replaced_and_needs_no_lease(
     serve: Callable[..., Daemon], model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -815,6 +828,8 @@ def test_many_first_opens_of_what_must_be_converted_end(
     assert len(told) == 4, "each artifact is told of once"
 
 
+# fault (in place): a replica at `file` is evicted, or found broken, while it is read -> nothing; freed after its last
+# reader
 def test_a_file_that_leaves_is_served_from_memory_meanwhile(daemon: Daemon, session: Session, model: Path) -> None:
     with session.open_file(model) as reader:
         assert daemon.store.evict(f"file:{model}", FILE, drain=True) == [FILE]
@@ -825,6 +840,7 @@ def test_a_file_that_leaves_is_served_from_memory_meanwhile(daemon: Daemon, sess
     assert "refused.in_use" not in daemon.store.counters
 
 
+# fault (in place): more files than descriptors -> converted instead; at `file` `too_large` with the remedy
 def test_a_model_of_more_files_than_may_ever_be_open_is_converted(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

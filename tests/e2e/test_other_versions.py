@@ -213,6 +213,7 @@ def test_a_newer_client_of_an_older_daemon_is_told_that_it_has_no_versions(sever
         new.trims("rm", "sums")
 
 
+# fault (daemon): an older daemon on a registry with several versions -> `ConfigError`; the registry is untouched
 def test_an_older_daemon_refuses_several_versions_and_leaves_them_as_they_are(
     several: tuple[Release, Release], tmp_path: Path
 ) -> None:

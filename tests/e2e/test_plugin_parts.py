@@ -51,6 +51,7 @@ def step_of(session: Session, name: str) -> int | None:
         return None
 
 
+# fault (daemon): a plug-in's registry cannot be opened -> `ConfigError` with plug-in and cause
 def test_a_daemon_that_cannot_open_a_plugin_leaves_nothing_open(
     serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def hanging(serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> It
     Hanging.go_on.set()
 
 
+# fault (daemon): a plug-in's registry hangs or raises -> `deadline` or `internal`, for its models; all else is served
 def test_a_registry_that_hangs_fails_its_own_models_and_serves_all_other_requests(
     hanging: Daemon, checkpoint: Callable[..., Path]
 ) -> None:

@@ -1,5 +1,8 @@
 """`trims serve` as a process: settings from everywhere, a clean end however it is asked, clients where none runs."""
 
+# fault (daemon): it is away when a client opens -> `daemon_away`, or with a fallback a private copy, a warning,
+# `shared` False
+
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,7 @@
 """Digests that a manifest states are held against the file, and nothing is served that differs."""
 
+# fault (damage): another sha256 than the manifest states -> `digest_mismatch` with both
+
 from __future__ import annotations
 
 import hashlib

@@ -176,6 +176,8 @@ def test_a_session_that_has_the_memory_mapped_already_moves_its_other_mapping(
     assert session._mappings.held() == []
 
 
+# fault (in place): weights move from disk to memory under readers; the daemon dies, or the image is gone -> nothing;
+# each view stays at its address, or stays on disk
 def test_readers_never_see_a_wrong_byte_while_memory_is_exchanged_under_them(
     daemon: Daemon, on_disk: Callable[..., str]
 ) -> None:
@@ -237,6 +239,7 @@ class _Deaf(list):  # type: ignore[type-arg]
         """Forget it."""
 
 
+# fault (in place): weights move from disk to memory under readers; the daemon dies, or the image is gone
 def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
     start_process: Callable[..., subprocess.Popen[bytes]],
     serve: Callable[..., Daemon],
@@ -272,6 +275,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
             assert (weights["weight"] == before).all()
 
 
+# fault (in place): weights move from disk to memory under readers; the daemon dies, or the image is gone
 def test_an_image_that_has_left_memory_again_is_not_loaded_for_an_upgrade(
     daemon: Daemon, session: Session, on_disk: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

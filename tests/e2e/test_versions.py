@@ -120,6 +120,7 @@ def test_metadata_index_and_statistics_have_all_versions(endpoint: Endpoint, add
     wait_until(lambda: predictors(endpoint) == {"m@2": 1}, "the predictor of an unloaded version does not end")
 
 
+# fault (daemon): a name is switched, twice at once or back, under opens and requests
 def test_no_request_fails_while_a_name_is_switched_under_load_and_switched_back(
     endpoint: Endpoint, admin: Admin
 ) -> None:
@@ -201,6 +202,8 @@ def test_a_model_that_was_replaced_or_removed_answers_no_request_any_more(
     assert endpoint.infer("n", [1.0])[0] == 404
 
 
+# fault (daemon): a stopped endpoint while a name is switched -> the order takes two seconds, once, and names it; it
+# catches up later
 def test_a_stopped_endpoint_holds_up_one_switch_for_a_while_and_is_named(
     endpoint: Endpoint, daemon: Daemon, admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

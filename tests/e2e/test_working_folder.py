@@ -1,5 +1,7 @@
 """Programs of ours started in a folder full of modules that anybody could have put there: none of them is run."""
 
+# fault (code): a `queue.py` lies in the folder of a start -> nothing; it is not run
+
 from __future__ import annotations
 
 import importlib.metadata

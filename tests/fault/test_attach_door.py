@@ -1,5 +1,9 @@
 """Clients that behave badly at the attach door: an error ends their session at most, and no other client notices."""
 
+# fault (clients): sends no frame, no JSON, no request, or another protocol -> `bad_message`, `not_supported`; only
+# its session ends
+# fault (clients): sends half a frame, reads no answers, or floods
+
 from __future__ import annotations
 
 import json
@@ -160,6 +164,7 @@ def test_bytes_that_come_one_by_one_are_a_message_all_the_same(raw: Raw) -> None
     assert raw.receive() == {"id": 1, "closed": 1}
 
 
+# fault (clients): sends half a frame, reads no answers, or floods -> `bad_message` after 10 s, or its session ends
 def test_a_half_sent_message_ends_the_session_after_a_while(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trims.daemon.attach_door.FRAME_TIMEOUT_S", 0.1)
     raw.send(HELLO)
@@ -207,6 +212,7 @@ def test_too_many_requests_in_the_air_end_the_session(daemon: Daemon, raw: Raw, 
     assert codes <= {"model_not_found", "bad_message"}
 
 
+# fault (clients): closes another session's lease, or its own twice -> an ordinary close; the other's lease stays
 def test_anothers_lease_cannot_be_closed(daemon: Daemon, raw: Raw) -> None:
     (lease,) = daemon.store.residency.leases.by_number
     raw.send(HELLO + encode({"op": "close", "id": 1, "lease": lease}))
@@ -215,6 +221,7 @@ def test_anothers_lease_cannot_be_closed(daemon: Daemon, raw: Raw) -> None:
     assert lease in daemon.store.residency.leases.by_number
 
 
+# fault (clients): sends descriptors -> nothing; none stays open
 def test_descriptors_sent_by_a_client_are_not_kept(daemon: Daemon, raw: Raw) -> None:
     reader, writer = os.pipe()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", writer))]

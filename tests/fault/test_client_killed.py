@@ -1,5 +1,8 @@
 """Clients die between any two messages and while they read: their leases end with them, and no other client notices."""
 
+# fault (clients): killed, crashed, stopped or ended at any moment, with or without views alive -> nothing, by others;
+# no session, no lease
+
 from __future__ import annotations
 
 import os
@@ -101,6 +104,7 @@ def test_a_client_that_dies_holds_nothing_any_more(
     assert evicted, "a replica without a lease can be evicted"
 
 
+# fault (clients): stopped (SIGSTOP) while mapped -> nothing; its lease stays until it is killed
 def test_a_stopped_client_keeps_its_lease_until_it_is_killed(
     daemon: Daemon, victim: Callable[[str, Path], subprocess.Popen[str]], checkpoint: Callable[..., Path]
 ) -> None:
@@ -113,6 +117,7 @@ def test_a_stopped_client_keeps_its_lease_until_it_is_killed(
     wait_until(lambda: not daemon.store.residency.leases.by_number, "the lease lives on")
 
 
+# fault (clients): dies while its cold load runs -> nothing; the load is finished and kept
 def test_a_load_whose_only_asker_died_is_finished_and_kept(
     daemon: Daemon, victim: Callable[[str, Path], subprocess.Popen[str]], checkpoint: Callable[..., Path], cpu: Place
 ) -> None:

@@ -3,6 +3,10 @@
 What is left is counted by the suite's own fixture (descriptors, threads, processes) and here (temporary files).
 """
 
+# fault (converters): killed, crashed, silent, or flooding its output -> `conversion` with file and cause; nothing
+# stays
+# fault (converters): over its memory or time limit -> `conversion` with the limit
+
 from __future__ import annotations
 
 import os
@@ -249,6 +253,7 @@ def test_cancelling_from_another_thread_ends_the_child_at_once(faulty: Path, way
             conversion.write(0)
 
 
+# fault (converters): killed while it waits for room -> `conversion`
 def test_a_child_killed_while_it_waits_for_room_is_noticed_when_it_is_wanted(faulty: Path) -> None:
     with start_conversion(artifact(faulty, "begets", "plan"), limits=LIMITS) as conversion:
         conversion.plan()
@@ -320,6 +325,7 @@ sys.stdin.read()
 """
 
 
+# fault (converters): its daemon is killed -> nothing stays but sessions of their own (`setsid`)
 @pytest.mark.parametrize("way", ["begets", "spins", "sleeps_deaf"])
 def test_children_die_with_a_daemon_that_is_killed_and_what_they_left_is_swept(
     faulty: Path, way: str, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def error_in(message: dict[str, object]) -> Exception | None:
     return None if error is None else from_code(error["code"], error["message"])  # type: ignore[index]
 
 
+# fault (capacity): more clients than sessions or descriptors -> `capacity` with the remedy, within a second
 def test_one_session_too_many_is_told_why(serve: Callable[..., Daemon]) -> None:
     daemon = serve(max_sessions=2)
     path = daemon.config.runtime_dir / "attach.sock"
@@ -76,6 +77,8 @@ def test_one_session_too_many_is_told_why(serve: Callable[..., Daemon]) -> None:
         caller.close()
 
 
+# fault (clients): sends a path of 4,000 wide characters, or thousands of messages -> a shortened error; connections
+# take turns
 def test_the_error_of_a_long_path_reaches_its_client_and_no_other(
     daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
@@ -109,6 +112,7 @@ def handled_in_order(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> tuple[l
     return order, go_on
 
 
+# fault (clients): sends a path of 4,000 wide characters, or thousands of messages
 def test_connections_take_turns_however_much_one_of_them_has_sent(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,8 @@ def test_a_client_with_a_backlog_is_not_ended_for_the_frame_it_has_begun(
         caller.close()
 
 
+# fault (daemon): the attach door's thread dies -> the daemon ends with an error; mappings stay, the next daemon
+# adopts
 def test_a_door_that_dies_ends_the_daemon_and_says_so(
     serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +251,7 @@ def test_a_crowd_beyond_the_descriptors_is_served_or_told(
         session.open_file(path).close()
 
 
+# fault (capacity): more images than descriptors -> the idlest image is evicted; all read: `capacity` with the remedy
 def test_images_beyond_the_descriptors_are_a_lack_of_capacity_with_the_remedy(
     poor: subprocess.Popen[bytes], folder: Path, checkpoint: Callable[..., Path]
 ) -> None:
@@ -262,6 +269,7 @@ def test_images_beyond_the_descriptors_are_a_lack_of_capacity_with_the_remedy(
             weights.close()
 
 
+# fault (orders): an image cannot be opened at a start, or memory not given back -> a line in the log; tried again
 def test_a_restart_with_too_few_descriptors_removes_no_image(
     daemon: Daemon, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:

@@ -1,5 +1,8 @@
 """The daemon is killed at every state of a fill, and started again: nothing is lost, nothing is left behind."""
 
+# fault (daemon): SIGKILL at fifteen moments of a load, an answer, a free -> waiting clients get `lost_peer`; readers
+# read on; the next daemon adopts complete images
+
 from __future__ import annotations
 
 import os
@@ -74,6 +77,7 @@ def _provoke(folder: Path, path: Path, moment: str) -> None:
         return
 
 
+# fault (daemon): restart under readers -> nothing; clients take up their leases by themselves, keep-alive included
 def test_clients_keep_reading_without_a_daemon_and_take_their_leases_up_again(
     folder: Path,
     serve: Callable[..., Daemon],
@@ -94,6 +98,7 @@ def test_clients_keep_reading_without_a_daemon_and_take_their_leases_up_again(
         assert float(weights["weight"].sum()) == expected
 
 
+# fault (daemon): SIGKILL with `cpu_memory: memfd` -> readers read on without a lease; the next daemon loads again
 def test_sealed_memfds_of_a_killed_daemon_read_on_and_the_next_one_starts_empty(
     folder: Path,
     serve: Callable[..., Daemon],
@@ -138,6 +143,7 @@ def test_named_memory_is_removed_when_the_next_daemon_would_never_find_it(
     assert segments(folder) == set()
 
 
+# fault (daemon): a second daemon on the same runtime or state folder -> `ConfigError` with the first one's process id
 def test_two_daemons_on_one_runtime_folder_are_one_too_many(daemon: Daemon, serve: Callable[..., Daemon]) -> None:
     with pytest.raises(ConfigError, match=rf"runtime folder .* process id {os.getpid()}.*trims shutdown"):
         serve(state_dir=daemon.config.runtime_dir / "elsewhere")
@@ -151,6 +157,7 @@ def test_two_daemons_on_one_state_folder_are_one_too_many(
     serve(runtime_dir=folder / "run2", state_dir=folder / "state2")
 
 
+# fault (daemon): a socket left by a killed daemon -> nothing
 def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(
     folder: Path, serve: Callable[..., Daemon], start_process: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
@@ -177,6 +184,7 @@ def test_what_converters_of_a_killed_daemon_left_is_removed_by_the_next(
     held.remove()
 
 
+# fault (daemon): a damaged registry file -> `ConfigError` that names it; the file stays
 def test_a_damaged_catalog_is_named_and_nothing_is_overwritten(folder: Path, serve: Callable[..., Daemon]) -> None:
     (folder / "state").mkdir()
     (folder / "state" / "registry.db").write_bytes(b"this is not a database" * 100)

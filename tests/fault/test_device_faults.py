@@ -44,6 +44,8 @@ raw = pytest.fixture(raws)
 # -- a keeper that is killed -------------------------------------------------------------------------------------------
 
 
+# fault (gpus): the keeper is killed, also in a copy -> sessions get a message; with `vmm` they read on; waiting
+# clients `device_lost`; leased and pinned models are loaded again
 @pytest.mark.parametrize("driver", ["vmm", "ipc"])
 def test_readers_of_a_killed_keeper_are_told_and_their_model_is_loaded_again(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], driver: str
@@ -98,6 +100,7 @@ def test_an_idle_model_is_loaded_again_only_when_it_is_opened(
     daemon.store.pin(f"file:{pinned}", GPU, pinned=False)
 
 
+# fault (gpus): the keeper is killed, also in a copy
 def test_a_keeper_that_is_killed_during_a_copy_fails_that_open_only(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +139,7 @@ def _opens(session: Any, path: Path) -> bool:
 # -- a device that is full or lost -------------------------------------------------------------------------------------
 
 
+# fault (gpus): the device is full, of others or of leases -> `capacity` with the numbers; host tiers go on
 def test_a_device_that_others_have_filled_is_a_capacity_error_and_costs_nothing(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_lost_device_is_an_error_that_names_it(
     (folder / "cuda" / f"lost.{UUID}").unlink()
 
 
+# fault (gpus): a device is lost -> `device_lost` that names it; used again when it is back
 def test_a_device_that_is_lost_takes_its_replicas_with_it_and_may_come_back(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], folder: Path
 ) -> None:
@@ -221,6 +226,7 @@ def test_leased_and_pinned_models_are_loaded_again_when_the_device_is_back(
 # -- a keeper that hangs -----------------------------------------------------------------------------------------------
 
 
+# fault (gpus): a keeper hangs
 def test_a_keeper_that_does_not_answer_is_replaced_and_leased_models_are_reloaded(
     serve_gpu: Callable[..., Daemon],
     checkpoint: Callable[..., Path],
@@ -256,6 +262,7 @@ def test_a_check_of_a_lost_device_says_so(
     (folder / "cuda" / f"lost.{UUID}").unlink()
 
 
+# fault (gpus): `trims check --verify` without room for a context -> a finding; the replica stays
 def test_a_check_that_finds_no_room_for_a_context_takes_nothing_out_of_service(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +284,7 @@ def test_a_check_that_finds_no_room_for_a_context_takes_nothing_out_of_service(
     assert check_store(daemon.store, verify=True).findings == []
 
 
+# fault (gpus): a borrower writes, `ipc` -> readers see it; `trims check --verify` retires the replica
 def test_a_borrower_that_writes_to_unprotected_memory_is_found_by_a_check(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -289,6 +297,7 @@ def test_a_borrower_that_writes_to_unprotected_memory_is_found_by_a_check(
         assert states(daemon)["gpu:0"] == "draining", "no other session gets it"
 
 
+# fault (gpus): a borrower writes, `vmm` -> it dies; others read on
 def test_a_borrower_that_writes_to_read_only_memory_dies_and_changes_nothing(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -309,6 +318,7 @@ ctypes.memset(weights.on_device("weight").address, 0xFF, 8)
     assert not check_store(daemon.store, verify=True).findings
 
 
+# fault (gpus): one of two devices is lost -> the other serves
 def test_losing_one_device_leaves_the_other_alone(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
 ) -> None:
@@ -325,6 +335,7 @@ def test_losing_one_device_leaves_the_other_alone(
 # -- a daemon that is killed -------------------------------------------------------------------------------------------
 
 
+# fault (gpus): the daemon ends, at any moment of a copy or under readers
 @pytest.mark.parametrize("moment", list(DEVICE_MOMENTS))
 def test_after_a_kill_at_any_moment_the_device_holds_true_bytes_and_nothing_more(
     moment: str,
@@ -365,6 +376,7 @@ def _order(folder: Path, name: str, evict: str) -> None:
         trims_pb2_grpc.ControlStub(channel).Evict(pb.EvictRequest(name=name, place=evict), timeout=20)
 
 
+# fault (gpus): the daemon ends, at any moment of a copy or under readers
 def test_readers_of_a_device_do_not_notice_that_the_daemon_was_killed(
     folder: Path,
     cuda: str,
@@ -391,6 +403,7 @@ def test_readers_of_a_device_do_not_notice_that_the_daemon_was_killed(
 # -- a predictor that is killed ----------------------------------------------------------------------------------------
 
 
+# fault (gpus): a predictor is killed with a model open -> nothing; the replica stays
 @pytest.mark.parametrize("driver", ["vmm", "ipc"])
 def test_a_reader_that_is_killed_leaves_its_replica_to_the_others(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], driver: str

@@ -39,6 +39,7 @@ raw = pytest.fixture(raws)
 # -- damaged sources ---------------------------------------------------------------------------------------------------
 
 
+# fault (gpus): a damaged disk image on its way to a device -> nothing; served from the artifact
 @pytest.mark.parametrize("how", list(DAMAGES))
 def test_a_damaged_disk_image_never_gets_to_a_device(
     how: str, serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
@@ -79,6 +80,7 @@ def descriptors(deaf: Raw, count: int) -> list[tuple[int, int]]:
     return found
 
 
+# fault (gpus): grants are left unread while leases end -> descriptors are those of their grants
 @pytest.mark.parametrize("place", ["cpu", "gpu"])
 def test_a_delayed_grant_comes_with_its_own_descriptor(
     serve_gpu: Callable[..., Daemon],
@@ -101,6 +103,7 @@ def test_a_delayed_grant_comes_with_its_own_descriptor(
         assert len(set(descriptors(deaf, len(granted)))) == 1, "one of them is another file"
 
 
+# fault (gpus): the keeper dies between a grant and its answer -> `device_lost`
 def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw]
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
     assert event["event"] == "lost"
 
 
+# fault (gpus): `ipc` to a process in another PID namespace -> `not_supported` with the remedy; `vmm` works
 def test_a_process_that_cannot_be_watched_is_granted_nothing_that_must_outlive_it(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +150,7 @@ def test_a_process_that_cannot_be_watched_is_granted_nothing_that_must_outlive_i
 # -- a device that does not answer -------------------------------------------------------------------------------------
 
 
+# fault (gpus): a keeper hangs -> its device's requests wait; killed after two minutes without an answer
 def test_a_keeper_that_hangs_holds_up_its_own_device_only(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -172,6 +177,7 @@ def test_a_keeper_that_hangs_holds_up_its_own_device_only(
 # -- restarts under readers --------------------------------------------------------------------------------------------
 
 
+# fault (gpus): `ipc`: a restart while a reader is stopped -> its memory stays 30 s
 def test_memory_opened_by_handle_stays_until_its_reader_finds_the_next_daemon(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +240,7 @@ def test_a_daemon_that_cannot_take_over_leaves_nothing_half_open(
         assert weights["weight"].size
 
 
+# fault (gpus): a device is lost at a start -> `gpus: auto` goes on without it and says why
 def test_a_device_that_is_lost_while_the_daemon_starts_leaves_the_host_tiers(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def kill(spare: dict[str, Any]) -> None:
     wait_until(lambda: is_gone(spare["pid"]), "it was killed and is there")
 
 
+# fault (gpus): a spare on a device dies -> nothing; another is made
 def test_a_spare_that_is_killed_costs_no_request(endpoint: Endpoint, register: Callable[..., str]) -> None:
     answered(endpoint, register("m"))
     (spare,) = waiting(endpoint, "m")
@@ -74,6 +75,7 @@ def test_a_spare_that_is_killed_costs_no_request(endpoint: Endpoint, register: C
     assert answered(endpoint, "m")["predictor"] == "device_spare"
 
 
+# fault (gpus): a model is evicted between a spare's choice and its open -> nothing; loaded again
 def test_a_spare_holds_no_lease_and_its_model_can_be_evicted(
     daemon: Daemon, endpoint: Endpoint, register: Callable[..., str]
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_spare_holds_no_lease_and_its_model_can_be_evicted(
     assert (found["predictor"], found["place"], found["resident"]) == ("device_spare", "gpu:0", False)
 
 
+# fault (gpus): a predictor dies on a device -> 500 for its own requests
 @pytest.mark.parametrize("when", ["load", "run"])
 def test_a_process_that_dies_on_a_device_costs_its_own_request(
     endpoint: Endpoint, register: Callable[..., str], folder: Path, when: str
@@ -98,6 +101,7 @@ def test_a_process_that_dies_on_a_device_costs_its_own_request(
     assert answered(endpoint, "f")["place"] == "gpu:0"
 
 
+# fault (gpus): a load or a run finds no memory on the device -> the next place allowed, else 503 with the figures
 @pytest.mark.parametrize("when", ["load", "run"])
 def test_a_run_without_device_memory_is_answered_at_the_next_place(
     endpoint: Endpoint, register: Callable[..., str], folder: Path, when: str
@@ -123,6 +127,7 @@ def test_a_request_goes_on_to_the_next_place_that_it_allows(
         assert ask(endpoint, "m", place=wrong)[0] == 400
 
 
+# fault (gpus): devices of waiting spares fill up or are lost -> the spares end; they come back with room
 def test_spares_are_given_up_when_other_programs_take_the_device(
     endpoint: Endpoint, register: Callable[..., str], folder: Path
 ) -> None:
@@ -204,6 +209,7 @@ def test_a_host_is_served_from_the_disk_when_the_device_is_lost(
     assert answered(endpoint, "m", place="cpu")["place"] == "cpu"
 
 
+# fault (gpus): devices of waiting spares fill up or are lost
 def test_a_lost_device_ends_its_spares_and_the_other_one_answers(
     endpoint: Endpoint, register: Callable[..., str], folder: Path
 ) -> None:
@@ -214,6 +220,7 @@ def test_a_lost_device_ends_its_spares_and_the_other_one_answers(
     wait_until(lambda: is_gone(spare["pid"]), "its device is lost, and it waits")
 
 
+# fault (gpus): the daemon restarts while spares wait -> nothing
 def test_spares_that_wait_serve_the_next_daemon(
     daemon: Daemon, serve: Callable[..., Daemon], endpoint: Endpoint, register: Callable[..., str], cuda: str
 ) -> None:

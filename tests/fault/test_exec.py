@@ -151,6 +151,8 @@ def ends_with(process: subprocess.Popen[str], status: int, out: str = "line\n") 
 # -- processes that die ----------------------------------------------------------------------------------------------
 
 
+# fault (exec): no daemon, another version, a silent one, or one that ends -> the program starts as ever, within a
+# second; a running one goes on
 def test_without_a_daemon_a_program_starts_as_ever(folder: Path) -> None:
     alone = Programs(folder, folder / "no daemon")
     alone.write("waits.py", WAITS)
@@ -159,6 +161,7 @@ def test_without_a_daemon_a_program_starts_as_ever(folder: Path) -> None:
     assert ended.returncode == 5
 
 
+# fault (exec): no daemon, another version, a silent one, or one that ends
 def test_a_program_goes_on_when_the_daemon_ends(
     waiting: subprocess.Popen[str], programs: Programs, daemon: Daemon
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_program_goes_on_when_the_daemon_ends(
     programs.await_no_process()
 
 
+# fault (exec): the template is killed, or ends beside the program
 def test_a_program_that_has_ended_before_its_template_keeps_its_status(
     waiting: subprocess.Popen[str], programs: Programs, daemon: Daemon
 ) -> None:
@@ -189,6 +193,8 @@ def test_a_program_that_has_ended_before_its_template_keeps_its_status(
     ends_with(waiting, 5)
 
 
+# fault (exec): the template is killed, or ends beside the program -> the program goes on with its status; the next
+# run is observed
 def test_a_program_goes_on_when_its_template_is_killed(waiting: subprocess.Popen[str], programs: Programs) -> None:
     pid = started(waiting)
     template = programs.templates()[0]["pid"]
@@ -211,6 +217,7 @@ def test_a_signal_reaches_a_program_whose_template_was_killed(
     assert not is_there(pid)
 
 
+# fault (exec): the host is killed -> the program goes on; its status is lost: 70
 def test_a_program_goes_on_when_its_host_is_killed_and_its_status_is_lost(
     waiting: subprocess.Popen[str], programs: Programs
 ) -> None:
@@ -236,6 +243,7 @@ def test_a_template_that_dies_while_it_forks_leaves_the_program_to_start_as_ever
     assert AS_EVER in ends_with(process, 5)
 
 
+# fault (exec): the template dies or hangs in a fork -> the program starts as ever within 5 s, once
 @pytest.mark.parametrize("which", ["template", "host"])
 def test_a_template_or_host_that_hangs_is_not_waited_for(programs: Programs, which: str) -> None:
     programs.write("waits.py", WAITS)
@@ -255,6 +263,7 @@ def test_a_template_or_host_that_hangs_is_not_waited_for(programs: Programs, whi
     wait_until(lambda: not running(programs, "waits.py"), "a second one runs")
 
 
+# fault (exec): the caller dies
 @pytest.mark.parametrize("caught", [False, True])
 def test_a_caller_that_is_killed_takes_the_program_and_its_children_along(programs: Programs, caught: bool) -> None:
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if caught else ""
@@ -271,6 +280,7 @@ def test_a_caller_that_is_killed_takes_the_program_and_its_children_along(progra
     process.communicate(timeout=DEADLINE_S)
 
 
+# fault (exec): the caller dies -> the program and its group end; none begins
 def test_a_caller_that_is_killed_before_it_begins_starts_nothing(programs: Programs) -> None:
     programs.write("waits.py", WAITS)
     programs.learn("python", "waits.py", input="\n")
@@ -322,6 +332,8 @@ def test_a_caller_that_means_another_template_is_refused_and_its_fork_ends(progr
     assert FORKED in programs.way("python", "waits.py", input="\n")
 
 
+# fault (exec): another process answers at a template's address -> the program starts as ever; only key and nonce were
+# sent
 def test_a_caller_sends_nothing_to_a_host_that_does_not_know_its_templates_token(programs: Programs) -> None:
     programs.write("script.py", "print('program')")
     programs.learn("python", "script.py")
@@ -359,6 +371,7 @@ def test_a_caller_sends_nothing_to_a_host_that_does_not_know_its_templates_token
     assert [heard[0]["op"], heard[1]] == ["hello", None]
 
 
+# fault (exec): a process passes its socket on and its number is reused -> refused
 def test_a_process_that_connects_for_another_one_and_ends_starts_nothing(programs: Programs) -> None:
     programs.write("waits.py", WAITS)
     programs.learn("python", "waits.py", input="\n")
@@ -501,6 +514,7 @@ def test_control_c_interrupts_the_program(terminal: Terminal) -> None:
     assert terminal.process.wait(DEADLINE_S) == -signal.SIGINT
 
 
+# fault (exec): Ctrl-C, Ctrl-Z, terminal sizes, a stopped caller -> what the program alone would see
 def test_control_z_stops_the_program_and_it_goes_on(terminal: Terminal) -> None:
     terminal.await_text("True")
     pid = int(terminal.shown.split()[1])
@@ -524,6 +538,7 @@ FILES = {
 }
 
 
+# fault (exec): standard files closed, full or unread -> what the program alone would see
 @pytest.mark.parametrize("what", FILES)
 def test_a_program_is_itself_with(programs: Programs, what: str) -> None:
     code = (
@@ -588,6 +603,7 @@ def environment(folder: Path) -> Environment:
     return Environment(folder / "venv")
 
 
+# fault (exec): a package, or anything an import read, changes -> an ordinary run; the next template has it
 def test_an_upgraded_package_is_never_forked_in_its_old_version(programs: Programs, environment: Environment) -> None:
     environment.install("library", "VERSION = 1\n")
     programs.write("script.py", "import library; print(library.VERSION)")
@@ -809,6 +825,7 @@ def test_a_program_whose_imports_take_no_time_starts_as_ever_after_its_first_run
     wait_until(lambda: programs.templates() == [], "a template stays")
 
 
+# fault (exec): a package, or anything an import read, changes
 @pytest.mark.parametrize("what", STALE)
 def test_what_an_import_depends_on_is_never_used_once_it_has_changed(
     programs: Programs, environment: Environment, folder: Path, what: str
@@ -868,6 +885,8 @@ def test_a_changed_environment_ends_the_template(programs: Programs, environment
     assert ended.stdout == programs.alone(*words).stdout
 
 
+# fault (exec): another variable, folder, group, namespace or user that imports read -> another template, or an
+# ordinary run
 @pytest.mark.parametrize(
     "variable", ["HF_HUB_OFFLINE=1", "OMP_NUM_THREADS=1", "TZ=Asia/Tokyo", "LC_ALL=C", "PYTHONHASHSEED=3"]
 )
@@ -908,6 +927,7 @@ def test_a_working_folder_that_imports_read_tells_templates_apart(programs: Prog
         assert ended.stdout == programs.alone(environment.python, script, **changed).stdout
 
 
+# fault (exec): a folder with modules named as a template's -> an ordinary run
 @pytest.mark.parametrize("first", [True, False])
 def test_a_folder_of_modules_with_the_names_of_others(programs: Programs, first: bool) -> None:
     """Python looks into a script's folder first, whatever a template has imported."""
@@ -935,6 +955,8 @@ SPOILERS = {
 }
 
 
+# fault (exec): a module starts threads, opens files, prints or crashes in a template -> left out and named; the
+# program imports it
 @pytest.mark.parametrize("what", SPOILERS)
 def test_a_module_that_does_what_a_fork_cannot_have_is_left_out(
     programs: Programs, environment: Environment, what: str
@@ -1048,6 +1070,7 @@ def test_a_module_whose_import_fails_or_kills_in_a_template_is_left_out(
     assert (ended.stdout, FORKED in ended.stderr) == ("program\n", True)
 
 
+# fault (exec): a library's fork handler crashes -> the program starts as ever, with the reason
 @pytest.mark.cc
 @pytest.mark.parametrize("when", ["child", "prepare"])
 def test_a_library_whose_handler_of_forks_crashes_has_no_template(
@@ -1128,6 +1151,8 @@ def test_a_template_beyond_the_bound_of_memory_is_refused_with_the_setting(
     programs.await_no_process()
 
 
+# fault (exec): templates over their memory -> the longest unused of the largest user ends; too large: refused with
+# the setting
 def test_the_template_that_was_not_used_for_longest_makes_room(folder: Path, serve: Callable[..., Daemon]) -> None:
     programs = made(folder, serve(template_capacity_bytes="30MiB"))
     for name in ("one", "two", "three"):

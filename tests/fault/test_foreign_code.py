@@ -1,5 +1,7 @@
 """Acts of a model's code beside answering: forks, threads that finish late. None of it is taken for an answer."""
 
+# fault (code): it forks, and the child returns, raises or exits -> nothing; the predictor's answers are its own
+
 from __future__ import annotations
 
 import asyncio
@@ -61,6 +63,7 @@ def test_a_child_that_a_step_forks_ends_before_the_next_step(
     assert drive(daemon, work) == [1, 2, 3]
 
 
+# fault (code): a signal handler forks while idle -> nothing; the child ends
 @pytest.mark.parametrize("how", ["python", "c"])
 def test_a_child_forked_while_nothing_is_asked_takes_no_request(
     how: str, daemon: Daemon, checkpoint: Callable[..., Path]
@@ -81,6 +84,7 @@ def test_a_child_forked_while_nothing_is_asked_takes_no_request(
     drive(daemon, work, run_deadline_s=30.0)
 
 
+# fault (code): it keeps inputs and writes to them later -> nothing; the next inputs lie elsewhere
 @pytest.mark.parametrize("forks", [False, True])
 def test_inputs_that_a_model_keeps_are_not_the_memory_of_the_next_request(
     forks: bool, daemon: Daemon, checkpoint: Callable[..., Path]

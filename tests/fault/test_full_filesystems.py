@@ -1,5 +1,13 @@
 """A really full /dev/shm and a really full disk: the declared error, never a SIGBUS, and all is well with room."""
 
+# fault (capacity): the file system is smaller than the capacity, or others fill it -> nothing while idle images can
+# leave; else `no_space`; never SIGBUS
+# fault (capacity): the disk is full, to the last byte -> `no_space`; opens work that need no disk; registering gets
+# `capacity`
+# fault (capacity): a start on a full disk -> `capacity` for `add`, `rm`, `pin`; all else is served
+# fault (sources): no room for a download -> `no_space` before a byte, after other downloads went
+# fault (sources): the disk fills up meanwhile -> nothing; blocks are reserved
+
 from __future__ import annotations
 
 import subprocess

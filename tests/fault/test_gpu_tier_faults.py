@@ -1,5 +1,7 @@
 """The GPU tier against a keeper that refuses or is gone. The keeper serves from a thread of the test's process."""
 
+# fault (gpus): keepers cannot start, or end at once -> `device_lost` with the reason; longer pauses, 10 s at most
+
 from __future__ import annotations
 
 import contextlib
@@ -56,6 +58,7 @@ def put(folder: Path) -> Callable[..., Extent]:
 # -- giving back -------------------------------------------------------------------------------------------------------
 
 
+# fault (gpus): a full device cannot free or adopt an image -> a line in the log; tried again, or left in its keeper
 def test_what_the_keeper_cannot_free_is_said_and_tried_again_before_the_next_image(
     served: Served,
     tier: GpuTier,
@@ -117,6 +120,7 @@ def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
 # -- a context that cannot be had just now -----------------------------------------------------------------------------
 
 
+# fault (gpus): no memory for a context, or the device is exclusive to others
 @pytest.mark.parametrize("status", ["DEVICE_UNAVAILABLE", "MPS_MAX_CLIENTS_REACHED", "MPS_MAX_CONNECTIONS_REACHED"])
 def test_a_keeper_at_rest_that_gets_no_context_refuses_and_keeps_what_it_holds(
     served: Served, tier: GpuTier, put: Callable[..., Extent], folder: Path, status: str
@@ -139,6 +143,7 @@ def test_a_keeper_at_rest_that_gets_no_context_refuses_and_keeps_what_it_holds(
 # -- a start beside a device that is not well --------------------------------------------------------------------------
 
 
+# fault (gpus): a full device cannot free or adopt an image
 @pytest.mark.parametrize("error", [CapacityError("full"), CudaError("refused")])
 def test_an_image_that_cannot_be_had_is_left_out_and_the_others_are_taken_over(
     served: Served,
@@ -266,6 +271,7 @@ def test_while_no_keeper_starts_every_open_says_why_and_the_watch_can_be_ended(s
     assert find.tries == tries, "none is started for a daemon that has ended"
 
 
+# fault (gpus): no descriptor left to ask a keeper -> a line in the log; the keeper stays
 @pytest.mark.usefixtures("hasty")
 def test_a_moment_without_descriptors_is_nothing_to_the_watch(
     served: Served, tier: GpuTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -318,6 +324,7 @@ def test_how_the_next_keeper_shares_memory_counts_from_then_on(served: Served, f
     find.served.end()
 
 
+# fault (gpus): keepers cannot start, or end at once
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("short_s", "paused"), [(3600.0, [2, 3]), (0.0, [])])
 def test_keepers_that_end_soon_are_replaced_with_growing_pauses(
@@ -354,6 +361,7 @@ def test_keepers_that_end_soon_are_replaced_with_growing_pauses(
     assert pauses == paused
 
 
+# fault (gpus): the runtime folder or a keeper's socket is removed
 def test_a_keeper_whose_sockets_name_was_taken_away_is_left_to_its_readers(
     served: Served, tier: GpuTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

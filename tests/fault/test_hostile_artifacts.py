@@ -3,6 +3,11 @@
 The rules of single headers have their own table in `test_header_checks`; here whole files go the whole way.
 """
 
+# fault (damage): an artifact is truncated, changed while read, or not what it claims -> `bad_artifact` with file and
+# rule; no image
+# fault (damage): zip bombs, pickles posing as checkpoints, paths that leave the folder -> `bad_artifact`,
+# `conversion`
+
 from __future__ import annotations
 
 import io

@@ -1,5 +1,8 @@
 """A daemon and an endpoint that a bad parent starts: they work, and end when they are asked to, in every state."""
 
+# fault (daemon): the parent leaves signals blocked, standard files closed, another locale, a working folder that is
+# gone -> nothing: all get their defaults
+
 from __future__ import annotations
 
 import json

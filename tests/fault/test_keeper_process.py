@@ -1,5 +1,7 @@
 """A keeper as a process: found, started, given orders, killed; and daemons that die around it."""
 
+# fault (gpus): a device is lost under a mover or a hanging copy
+
 from __future__ import annotations
 
 import contextlib
@@ -305,6 +307,8 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
     keeper.close()
 
 
+# fault (gpus): the runtime folder or a keeper's socket is removed -> `device_lost` for new requests; a keeper that
+# none can reach ends
 def test_a_keeper_that_cannot_be_reached_any_more_ends(path: Path) -> None:
     """A keeper whose daemon was killed and whose folder was removed must not hold the device's memory for ever."""
     with KeeperConnection(path) as keeper:

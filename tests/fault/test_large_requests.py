@@ -4,6 +4,8 @@ Held by counts: what JSON and protobuf read and write in this process is measure
 walked because the routes are the application's own.
 """
 
+# fault (endpoint): the largest body to any route -> its answer or 413; others are answered meanwhile
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """A daemon in a real control group with little memory: it keeps to the limit of each group, and is not killed."""
 
+# fault (capacity): a control group's limit is smaller, or shrinks -> the same; a sixteenth of the limit stays free
+
 from __future__ import annotations
 
 import os

@@ -115,6 +115,8 @@ def begin(op: str, keeper: KeeperConnection, image: int, draft: int, file: int) 
     return Order(orders[op])
 
 
+# fault (gpus): a mover is killed or loses its context -> waiting clients get `lost_peer`; the next order starts
+# another
 @pytest.mark.parametrize("op", ["fill", "read", "digest", "verify"])
 @pytest.mark.parametrize("way", ["killed", "poisoned"])
 def test_a_mover_that_is_lost_in_an_order_costs_that_order_only(
@@ -150,6 +152,8 @@ def has_context(folder: Path) -> bool:
     return any(folder.glob(f"memory.{UUID}.context.*"))
 
 
+# fault (gpus): a device is lost under a mover or a hanging copy -> `device_lost` within a minute; the next keeper
+# looks again
 def test_a_device_that_is_lost_under_a_mover_ends_the_keeper(served: Served, folder: Path, file: int) -> None:
     with KeeperConnection(served.path) as lifeline, KeeperConnection(served.path) as keeper:
         draft = keeper.create(len(DATA))
@@ -162,6 +166,7 @@ def test_a_device_that_is_lost_under_a_mover_ends_the_keeper(served: Served, fol
     (folder / f"lost.{UUID}").unlink()
 
 
+# fault (gpus): the keeper or daemon is killed while a mover works
 def test_a_daemon_that_goes_during_a_fill_stops_it_and_its_draft_is_freed(
     served: Served, folder: Path, file: int
 ) -> None:
@@ -181,6 +186,8 @@ def test_a_daemon_that_goes_during_a_fill_stops_it_and_its_draft_is_freed(
         assert keeper.digest(keeper.hello().images[0].image) == DIGEST
 
 
+# fault (gpus): no memory for a context, or the device is exclusive to others -> `capacity` with the remedy; sealed
+# images are served
 @pytest.mark.parametrize("cause", ["full", "exclusive"])
 def test_a_mover_that_gets_no_context_says_why_and_the_next_order_works(
     served: Served, folder: Path, file: int, cause: str
@@ -216,6 +223,7 @@ def test_after_rest_a_device_is_used_for_weights_alone(served: Served, folder: P
         assert TOTAL - free_bytes(folder) == weights_bytes
 
 
+# fault (gpus): the keeper or daemon is killed while a mover works -> the mover ends; its draft is freed
 def test_a_keeper_that_is_killed_takes_its_mover_with_it(folder: Path, file: int) -> None:
     kind = make_devices(folder, [Device(UUID, "Fake", TOTAL)])
     with KeeperConnection(find_keeper(folder, UUID, cuda=kind)) as keeper:

@@ -83,6 +83,8 @@ def key_of(daemon: Daemon, name: str) -> str:
 # -- pins ----------------------------------------------------------------------------------------------------------
 
 
+# fault (orders): a pin at a place without a tier -> `not_supported` with the tiers there are; a missing device's pin
+# waits for it
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_pin_at_a_place_without_a_tier_is_refused_and_not_kept(
     daemon: Daemon, serve: Callable[..., Daemon], checkpoint: Callable[..., Path], pinned: bool
@@ -115,6 +117,7 @@ def test_a_pin_at_a_device_that_is_gone_is_kept_and_starts_no_trouble(
     assert second.catalog.pins() == [("m", "gpu:0")], "kept for when the device is back"
 
 
+# fault (orders): `pin: true`, opened elsewhere or unpinned -> pinned at its own place only; the unpin stays
 def test_a_manifest_pins_only_at_its_own_place(daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path]) -> None:
     register(daemon, "m", checkpoint("m"), pin=True)
     asker.open("m", DISK)
@@ -146,6 +149,8 @@ def test_a_pin_follows_the_name_to_its_new_image(daemon: Daemon, asker: Asker, c
 # -- measurements --------------------------------------------------------------------------------------------------
 
 
+# fault (orders): a copy overtakes a conversion; completions come late, twice, out of order -> nothing; records stay
+# correct
 def test_a_conversion_that_a_copy_overtakes_fails_no_request(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_a_conversion_that_a_copy_overtakes_fails_no_request(
     nothing_is_left(daemon)
 
 
+# fault (orders): a planned conversion waits, with one converter -> other models are converted meanwhile
 def test_a_planned_conversion_that_waits_for_room_holds_no_converter(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -203,6 +209,8 @@ def test_a_plan_that_was_dropped_for_others_is_made_again_when_there_is_room(
     nothing_is_left(daemon)
 
 
+# fault (orders): an open without deadline behind one that waits -> served if it fits, else `capacity`; passing is
+# bounded
 def test_an_open_without_a_deadline_is_answered_behind_a_patient_one(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -238,6 +246,8 @@ def held_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event
     go_on.set()
 
 
+# fault (orders): a manifest is replaced or removed while its name is resolved -> later opens get the new one, or
+# `model_not_found`
 def test_a_manifest_replaced_during_a_lookup_counts_for_all_later_opens(
     daemon: Daemon,
     asker: Asker,
@@ -275,6 +285,8 @@ def test_a_name_removed_during_a_lookup_does_not_open_afterwards(
     assert (daemon.catalog.key_of("m"), daemon.catalog.pins()) == (None, [])
 
 
+# fault (orders): a file changes between its hash and its conversion -> the new bytes, or `artifact_changed`; no image
+# differs from its key
 def test_a_file_that_changes_between_its_hash_and_its_conversion_is_read_again(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +326,7 @@ def hung_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event
     go_on.set()
 
 
+# fault (orders): a file system hangs -> its models' opens wait for their deadlines; all else is served
 def test_a_file_that_cannot_be_looked_at_delays_no_other_model(
     daemon: Daemon,
     asker: Asker,
@@ -360,6 +373,8 @@ def long_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go_on.set()
 
 
+# fault (damage): many large files, first opened at once -> hashes take turns of 256 MiB, four at a time; known models
+# go first
 def test_long_files_that_are_hashed_hold_up_neither_short_ones_nor_known_models(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], long_reads: threading.Event
 ) -> None:
@@ -401,6 +416,8 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     stays.end()
 
 
+# fault (capacity): a deadline passes while a file is hashed that no other request waits for -> `deadline`; the next
+# open goes on from there
 def test_a_hash_ends_once_the_deadline_of_its_only_request_has_passed(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], long_reads: threading.Event
 ) -> None:
@@ -426,6 +443,7 @@ def huge(folder: Path, name: str, nbytes: int) -> Path:
     return path
 
 
+# fault (capacity): a file that can never fit, by its header -> `too_large`, `quota`, before it is read
 @pytest.mark.parametrize("place", [CPU, DISK], ids=str)
 def test_a_terabyte_that_fits_nowhere_is_refused_before_it_is_read(
     place: Place, daemon: Daemon, asker: Asker, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -440,6 +458,7 @@ def test_a_terabyte_that_fits_nowhere_is_refused_before_it_is_read(
     assert read == []
 
 
+# fault (capacity): files whose size takes for ever to learn -> other opens wait for one turn of each
 def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,6 +480,7 @@ def hashed_bytes(daemon: Daemon) -> int:
     return sum(look.progress.read_bytes for look in list(daemon.store._opens.lookups._looks.values()))
 
 
+# fault (damage): YAML aliases for billions of values -> `bad_manifest`
 def test_a_manifest_that_stands_for_billions_of_values_stalls_nothing(daemon: Daemon) -> None:
     lines = ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)), "name: *a29"]
     request = pb.RegisterRequest(manifest_yaml="\n".join(lines))
@@ -482,6 +502,7 @@ def test_a_daemon_ends_although_a_look_hangs(
     wait_until(lambda: not any("resolve" in each.name for each in threading.enumerate()), "the look goes on")
 
 
+# fault (orders): another process locks the catalog -> opens go on; `pin` and `rm` wait, then `in_use`
 def test_a_locked_catalog_delays_no_open(daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path]) -> None:
     other = sqlite3.connect(daemon.config.state_dir / "catalog.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -503,6 +524,7 @@ def test_a_locked_catalog_delays_no_open(daemon: Daemon, asker: Asker, checkpoin
 # -- restarts ------------------------------------------------------------------------------------------------------
 
 
+# fault (orders): the catalog is lost or damaged, or the daemon dies before it is written
 def test_a_lost_catalog_costs_no_image(
     daemon: Daemon, asker: Asker, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -540,6 +562,7 @@ def test_a_restart_lends_at_once_what_a_record_vouches_for_and_reads_it_behind(
     assert extent.fresh
 
 
+# fault (damage): a segment is truncated or flipped
 def test_a_segment_changed_between_two_daemons_is_never_lent(
     daemon: Daemon, asker: Asker, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -616,6 +639,8 @@ def found(
     go_on.set()
 
 
+# fault (orders): the catalog is lost or damaged, or the daemon dies before it is written -> images are verified and
+# adopted; pins are lost, a tenant's leases are not taken up
 def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
     found: tuple[Daemon, str, threading.Event],
 ) -> None:
@@ -666,6 +691,7 @@ def test_what_is_resumed_is_verified_before_what_was_found_earlier(
     again.end()
 
 
+# fault (daemon): restart under readers
 def test_a_lease_taken_up_after_a_restart_leaves_keep_alive_as_stated(
     daemon: Daemon, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -694,12 +720,14 @@ def test_lease_numbers_of_two_daemons_are_never_the_same(
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
+# fault (daemon): a draining daemon is asked to load -> `draining`; existing leases stay
 def test_a_draining_daemon_refuses_loads_and_prefetches(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     daemon.store.drain()
     assert isinstance(error_of(daemon.store.load(f"file:{checkpoint('m')}")), DrainingError)
     assert not daemon.store.residency.replicas
 
 
+# fault (orders): an image cannot be opened at a start, or memory not given back
 def test_memory_that_cannot_be_given_back_is_tried_again(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -728,6 +756,8 @@ def test_an_artifact_whose_path_is_impossible_is_told_as_such(asker: Asker) -> N
     assert "File name too long" in str(error)
 
 
+# fault (orders): a program writes to an artifact through a shared mapping -> the old bytes until the kernel writes
+# back; with `always_hash` the new ones
 def test_always_hash_finds_what_was_written_through_a_mapping(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -795,6 +825,7 @@ def test_a_disk_image_changed_between_two_daemons_is_not_lent_at_disk(
     again.end()
 
 
+# fault (converters): all converters hang -> only opens that need one wait
 def test_what_needs_no_converter_waits_for_none(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,12 @@
 """Orders and partings at the worst moment: while a load runs, while readers read, while others wait."""
 
+# fault (daemon): it is ended or purged while loads run -> waiting clients get `lost_peer`; no process, no memory
+# fault (capacity): a deadline passes during a load, or while waiting for room -> `deadline`, `capacity`; the load
+# goes on
+# fault (capacity): a session ends while its open is looked up, loaded or waiting -> nothing; a running load is kept
+# fault (capacity): orders for a replica that is leased, filling or copied from -> `in_use`, or freed after the last
+# reader
+
 from __future__ import annotations
 
 import os
@@ -116,6 +123,7 @@ def test_a_deadline_that_passes_while_the_name_is_looked_into_says_that(
     assert patient.result(WAIT_S)
 
 
+# fault (capacity): a session ends while its open is looked up, loaded or waiting
 def test_a_session_that_ends_during_its_load_gets_no_lease_and_the_image_is_kept(
     daemon: Daemon, asker: Asker, slow: SlowTier, checkpoint: Callable[..., Path]
 ) -> None:
@@ -195,6 +203,7 @@ def test_a_session_that_ends_while_it_waits_for_room_leaves_the_queue_to_the_nex
     nothing_is_left(daemon)
 
 
+# fault (daemon): it is ended or purged while loads run
 def test_a_daemon_ends_although_loads_wait_for_room_and_for_a_converter(
     new_asker: Callable[[Daemon], Asker], serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -489,6 +498,7 @@ def test_a_watcher_sees_every_step_in_order(daemon: Daemon, checkpoint: Callable
     wait_until(lambda: not daemon.store.watchers._queues, "the subscription outlives its reader")
 
 
+# fault (daemon): too many loads and watches at once -> `capacity` for the next; short calls work
 def test_a_crowd_of_watchers_leaves_the_door_open_for_others(daemon: Daemon) -> None:
     with control(str(daemon.config.runtime_dir)) as door:
         watches = [door.Watch(pb.Empty()) for _ in range(MAX_STREAMS)]

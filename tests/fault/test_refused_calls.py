@@ -1,5 +1,7 @@
 """Sandboxes that refuse system calls: a start that fails names the call and the remedy, and programs run as ever."""
 
+# fault (daemon): a sandbox refuses a system call -> no start, with the call and the remedy; `trims doctor` tries all
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """Programs that remove old files from /tmp: a daemon's sockets and locks stay, or are found again within a minute."""
 
+# fault (daemon): the runtime folder, its sockets or lock are removed
+
 from __future__ import annotations
 
 import fcntl
@@ -69,6 +71,7 @@ def test_systemd_leaves_sockets_in_use_alone_in_a_folder_without_a_lock(
     connect(daemon.config.runtime_dir).close()
 
 
+# fault (daemon): the runtime folder, its sockets or lock are removed
 @pytest.mark.parametrize("removed", ["attach.sock", "control.sock", "attach", "lock", "."])
 def test_what_is_removed_below_a_running_daemon_is_made_again(
     removed: str,

@@ -1,5 +1,8 @@
 """A rename over a file that is being hashed: the next open, and the next request, begin with the new file."""
 
+# fault (in place): a file is replaced by a rename while hashed -> hashed again, eight times at most; written in
+# place: `artifact_changed`
+
 from __future__ import annotations
 
 import os

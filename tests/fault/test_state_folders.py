@@ -1,5 +1,8 @@
 """A state folder is copied, backed up and restored while its daemon runs: no model and no pin is lost in silence."""
 
+# fault (daemon): the state folder was copied without the databases' logs -> nothing if it rested a second; else
+# `ConfigError` with what is missing
+
 from __future__ import annotations
 
 import contextlib

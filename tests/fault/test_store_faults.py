@@ -1,5 +1,10 @@
 """Memory and disk that fail under a running daemon: the exact error to every waiter, and nothing left behind."""
 
+# fault (capacity): memory runs full in a conversion or promotion -> `no_space`; a retry works
+# fault (capacity): create, seal or free fails -> `capacity` or `internal` for each waiter; the next try works
+# fault (damage): a disk image is damaged or gone -> nothing: retired, served from the artifact; counter `broken`
+# fault (damage): a disk image is damaged and its artifact missing -> `bad_artifact`, `bad_image`
+
 from __future__ import annotations
 
 import errno
@@ -240,6 +245,7 @@ def test_a_disk_that_cannot_be_read_any_more_is_a_broken_image_not_a_bug(
     nothing_is_left(daemon)
 
 
+# fault (damage): the disk fails under an image being written -> nothing; the image in memory stays
 def test_a_disk_that_cannot_be_written_is_not_held_against_the_image_in_memory(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +309,8 @@ def test_an_unlinked_segment_serves_its_readers_and_is_replaced_once_noticed(
     nothing_is_left(daemon)
 
 
+# fault (damage): a segment is truncated or flipped -> `bad_image` before mapping, or `trims check --verify` names it;
+# the next daemon hashes it first and loads again
 def test_a_truncated_segment_is_refused_before_it_is_mapped(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
@@ -323,6 +331,7 @@ def test_a_truncated_segment_is_refused_before_it_is_mapped(
 # -- an artifact that is not there any more ------------------------------------------------------------------------
 
 
+# fault (damage): an artifact is missing, its image is not -> a warning; the image is served
 def test_a_registered_model_whose_artifact_is_gone_is_served_from_its_disk_image(
     daemon: Daemon,
     session: Session,
@@ -375,6 +384,7 @@ def test_a_path_that_is_gone_is_an_error_even_if_its_image_is_there(
 # -- a catalog that fails ------------------------------------------------------------------------------------------
 
 
+# fault (capacity): the catalog cannot record an image -> a line in the log; the image stays until the daemon ends
 @pytest.mark.parametrize(
     ("method", "error"),
     [
@@ -411,6 +421,7 @@ def few_images(monkeypatch: pytest.MonkeyPatch) -> int:
     return 12
 
 
+# fault (capacity): more images than descriptors
 def test_more_models_than_descriptors_are_served_one_after_the_other(
     few_images: int, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:

@@ -80,6 +80,8 @@ def only_the_file_is_left(daemon: Daemon) -> None:
     assert state == {"trims.lock"}
 
 
+# fault (sources): the daemon or the fetching process is killed in a transfer -> `lost_peer` or nothing; the next one
+# goes on
 @pytest.mark.parametrize("moment", [*SENT, *TRANSFER_MOMENTS])
 def test_a_daemon_that_is_killed_in_a_transfer_is_followed_by_one_that_goes_on(
     moment: str,
@@ -108,6 +110,7 @@ def test_a_daemon_that_is_killed_in_a_transfer_is_followed_by_one_that_goes_on(
     assert "blake3" in entry["files"][0]["found"]
 
 
+# fault (sources): the daemon or the fetching process is killed in a transfer
 @pytest.mark.parametrize("moment", list(SENT))
 def test_a_process_that_is_killed_in_a_transfer_is_followed_by_one_that_goes_on(
     moment: str, folder: Path, server: FileServer, serve: Callable[..., Daemon]
@@ -126,6 +129,7 @@ def test_a_process_that_is_killed_in_a_transfer_is_followed_by_one_that_goes_on(
     only_the_file_is_left(daemon)
 
 
+# fault (sources): the network is gone for minutes -> `trims ps` says what waits; it goes on afterwards
 def test_a_network_that_is_gone_for_a_while_is_shown_and_then_gone_on_with(
     folder: Path, serve: Callable[..., Daemon]
 ) -> None:

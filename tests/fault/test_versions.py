@@ -1,5 +1,8 @@
 """A daemon that is killed while an operator registers, switches or removes a version: the next one has all or none."""
 
+# fault (daemon): SIGKILL while a version is registered, switched or removed -> `lost_peer`; afterwards the whole
+# change or none of it
+
 from __future__ import annotations
 
 import contextlib

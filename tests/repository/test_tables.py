@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import runpy
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from repository import ROOT
 from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS, DEFAULTS, HONOURED, NOT_OFFERED
@@ -14,9 +14,6 @@ from trims.core.errors import error_classes
 from trims.core.layout import DTYPES
 from trims.core.replica import TRANSITIONS, State
 from trims.daemon.config import Config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCS = ROOT / "docs"
 
@@ -69,25 +66,9 @@ def test_the_dtype_numbers_are_the_codes() -> None:
     assert [(int(number), name) for number, name in told] == list(enumerate(DTYPES))
 
 
-def named_tests() -> list[tuple[str, str]]:
-    """Files that the table of faults names, by as much of their path as it states, each with the test named there."""
-    return re.findall(r"((?:\w+/)*test_\w+\.py)(?:::(test_\w+))?", (DOCS / "faults.md").read_text())
-
-
-def files_of(name: str) -> list[Path]:
-    return [path for path in (ROOT / "tests").rglob("test_*.py") if str(path).endswith(f"/{name}")]
-
-
-def test_every_test_file_the_fault_table_names_is_there_and_is_one() -> None:
-    named = {name for name, _ in named_tests()}
-    assert len(named) > 20
-    assert {name: files for name in sorted(named) if len(files := files_of(name)) != 1} == {}
-
-
-def test_every_test_the_fault_table_names_is_there() -> None:
-    named = [(file, test) for file, test in named_tests() if test]
-    assert len(named) > 10
-    assert [test for file, test in named if f"def {test}" not in files_of(file)[0].read_text()] == []
+def test_the_page_of_faults_is_what_its_tool_writes_from_the_tests() -> None:
+    found = runpy.run_path(str(ROOT / "tools" / "fault_table.py"))
+    assert (DOCS / "faults.md").read_text() == found["page"](), "run tools/fault_table.py"
 
 
 def test_every_field_of_openais_routes_is_documented_as_it_is_taken() -> None:

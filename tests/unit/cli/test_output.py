@@ -49,6 +49,7 @@ HOSTILE = "a\x1b[2Jb\r\x9b\u202ec\u2066"
 SHOWN = "a\\x1b[2Jb\\r\\x9b\\u202ec\\u2066"
 
 
+# fault (stores): escapes in a publisher's text -> nothing, or `bad_manifest`
 def test_nothing_that_a_terminal_would_follow_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     output.say(HOSTILE)
     output.note(HOSTILE)

@@ -50,6 +50,7 @@ class Stopped:
         peer.listen_to_the_end(self.heard)
 
 
+# fault (daemon): the next daemon reuses a lease's number; a close to a stopped daemon
 def test_only_the_first_close_waits_for_a_daemon_that_is_stopped(
     door: Door, folder: Path, segment: Callable[..., int]
 ) -> None:

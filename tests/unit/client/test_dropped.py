@@ -1,5 +1,8 @@
 """Sessions and weights that a program drops without a close: a warning, no lease left, no memory left mapped."""
 
+# fault (clients): drops weights or a session without closing them -> a ResourceWarning; the lease stays until nothing
+# can read the bytes
+
 from __future__ import annotations
 
 import gc

@@ -97,6 +97,7 @@ def hung_up(door: Door, segment: Callable[..., int]) -> Iterator[threading.Event
     return seen
 
 
+# fault (clients): a worker is forked, and its parent ends -> views stay readable; the parent's lease ends
 def test_a_lease_ends_with_its_process_though_a_forked_worker_lives_on(hung_up: threading.Event, folder: Path) -> None:
     family = Family(folder)
     try:

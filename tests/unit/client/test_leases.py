@@ -337,6 +337,8 @@ def test_whatever_is_read_is_leased_and_every_lease_is_given_back(seed: int, wor
     assert world.life.books == {}, "leases are left although nothing is read any more"
 
 
+# fault (daemon): the next daemon reuses a lease's number; a close to a stopped daemon -> nothing; a close is sent
+# once, only where it was granted
 def test_a_lease_of_the_next_daemon_outlives_a_close_of_the_same_old_number(
     door: Door, folder: Path, segment: Callable[..., int]
 ) -> None:

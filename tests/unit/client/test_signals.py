@@ -1,5 +1,7 @@
 """A signal handler that raises, wherever it interrupts the client, wedges nothing and leaves no lease behind."""
 
+# fault (clients): a signal handler raises inside `open` or `close` -> the exception; no lease; other threads go on
+
 from __future__ import annotations
 
 import json

@@ -86,6 +86,7 @@ def test_of_a_folder_with_one_file_of_weights_that_file_is_taken_whatever_its_na
     assert manifest_for(tmp_path, "m")["artifact"]["path"] == str(tmp_path / name)
 
 
+# fault (folders): an adapter (LoRA) -> `not_supported` with the model to merge it into
 @pytest.mark.parametrize("config", [None, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}], ids=str)
 @pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
 def test_an_adapter_is_refused_with_the_model_that_it_belongs_to(

@@ -1,5 +1,8 @@
 """Versions and aliases of a daemon: what opens, leases, pins and evictions have of a switch, and what is refused."""
 
+# fault (daemon): an alias to a missing version; a label called as a version; a version removed that an alias leads to
+# -> `model_not_found`, `bad_request`, `in_use`
+
 from __future__ import annotations
 
 import json
@@ -171,6 +174,8 @@ def test_the_image_of_the_version_before_stays_for_a_switch_back(two: Admin, ses
     assert "cpu" in {each.place for each in two.residents().replicas if each.key == key}
 
 
+# fault (daemon): a name is switched, twice at once or back, under opens and requests -> nothing; each has one whole
+# version
 def test_fifty_opens_during_switches_each_get_one_whole_version(two: Admin, daemon: Daemon) -> None:
     begin, errors, seen = threading.Barrier(52), list[BaseException](), set[int]()
 

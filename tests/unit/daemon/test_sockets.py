@@ -1,5 +1,8 @@
 """The name of a socket: it is the one the socket was bound to, and only the daemon that bound it removes it."""
 
+# fault (daemon): the runtime folder, its sockets or lock are removed -> no daemon for new clients for a minute at
+# most; sockets are made again; no second daemon
+
 from __future__ import annotations
 
 import os

@@ -163,6 +163,7 @@ def test_a_daemon_that_ends_stops_what_is_fetched(
     served.resume.set()
 
 
+# fault (sources): `trims.lock` is damaged or too new -> no start: `bad_config` that names it
 @pytest.mark.parametrize(
     "written", [b"{", b'{"trims_lock": 2, "addresses": {}}', b'{"trims_lock": 1, "addresses": {"a": {"image": {}}}}']
 )

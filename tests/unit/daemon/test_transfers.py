@@ -77,6 +77,7 @@ def test_a_pull_fetches_and_makes_ready_and_says_what_was_found(
     assert len(server.requests) == asked
 
 
+# fault (sources): more than `download_capacity_bytes` -> `no_space` with the setting, before a byte
 def test_downloads_stay_within_their_capacity_before_and_during_a_transfer(
     serve: Callable[..., Daemon], server: FileServer
 ) -> None:
@@ -154,6 +155,7 @@ def test_an_update_is_that_of_all_models_of_the_address(
     reads(daemon, "two", other)
 
 
+# fault (sources): an update fails or cannot be opened -> its error; what was known is served
 def test_an_update_to_what_cannot_be_opened_leaves_what_was_known(
     daemon: Daemon, transfers: Transfers, server: FileServer
 ) -> None:
@@ -170,6 +172,7 @@ def test_an_update_to_what_cannot_be_opened_leaves_what_was_known(
     reads(daemon, "m", WEIGHT)
 
 
+# fault (sources): a fetched file is overwritten -> `digest_mismatch`, once no image of it is left
 @pytest.mark.parametrize("place", [None, "cpu"])
 def test_a_download_that_was_written_since_is_not_served_as_what_was_fetched(
     place: str | None, daemon: Daemon, transfers: Transfers, server: FileServer
@@ -216,6 +219,7 @@ def test_a_source_that_is_away_is_the_answer_of_the_pull(
     assert transfers.running() == []
 
 
+# fault (sources): a wrong checksum, of server, manifest or `trims.lock`
 def test_a_pull_of_what_is_here_is_held_against_the_lock_file_beside_the_manifest(
     daemon: Daemon, transfers: Transfers, server: FileServer, folder: Path
 ) -> None:

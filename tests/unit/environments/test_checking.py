@@ -1,5 +1,7 @@
 """Whether an environment works: each thing that may be wrong with one is named, with the remedy."""
 
+# fault (environments): its Python or packages are gone or changed -> `trims env check` and `trims doctor` name them
+
 from __future__ import annotations
 
 import shutil

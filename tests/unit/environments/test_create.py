@@ -76,6 +76,7 @@ def test_an_environment_is_made_again_from_its_lock(env_store: EnvironmentStore,
     )  # needs no wheels
 
 
+# fault (environments): a wheel is not the locked one -> `not_supported` with uv's words; nothing stays
 def test_a_file_that_is_not_the_locked_one_is_not_installed(env_store: EnvironmentStore, wheels: Path) -> None:
     made, _ = make(env_store, request(wheels, "torch<901"))
     lock = wheels / "kept.lock"
@@ -117,6 +118,7 @@ def test_a_lock_for_another_python_is_refused_with_the_remedy(
         make(env_store, replace(request(wheels), lock=tmp_path / "missing"))
 
 
+# fault (environments): two commands make the same environment -> nothing; one environment
 def test_two_makers_of_one_environment_make_it_once(env_store: EnvironmentStore, wheels: Path) -> None:
     found: list[tuple[Made, bool]] = []
     makers = [
@@ -146,6 +148,8 @@ def is_group_gone(group: int) -> bool:
     return False
 
 
+# fault (environments): `trims env create` is killed, or only its installer works on -> nothing; the next command
+# removes what is left once it rests
 def test_a_maker_that_is_killed_leaves_nothing_that_counts(env_store: EnvironmentStore, wheels: Path) -> None:
     command = [sys.executable, "-c", MAKE, str(env_store.folder), str(wheels), "torch==900.0"]
     with subprocess.Popen(command, start_new_session=True) as maker:
@@ -167,6 +171,7 @@ read _ <{folder}/gate
 """
 
 
+# fault (environments): `trims env create` is killed, or only its installer works on
 def test_a_folder_in_which_uv_works_on_is_not_swept_though_its_maker_was_killed(
     env_store: EnvironmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_unreadable_field_in_a_record_is_told(env_store: EnvironmentStore) ->
         env_store.read(made.name)
 
 
+# fault (environments): one in use is removed -> `in_use` with the process; `--force` removes it, what runs goes on
 def test_an_environment_in_use_is_removed_only_by_force_and_its_user_is_named(
     env_store: EnvironmentStore,
 ) -> None:

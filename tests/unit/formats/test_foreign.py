@@ -1,5 +1,8 @@
 """A file that is not what it was taken for is named for what it is, whichever format was to read it."""
 
+# fault (damage): a pointer of Git LFS, a web page, an archive, another format -> `bad_artifact` (archives:
+# `not_supported`) with what it is and the remedy
+
 from __future__ import annotations
 
 import json

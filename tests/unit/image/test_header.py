@@ -1,5 +1,7 @@
 """Every rule of the safetensors header, each with a sample that breaks it."""
 
+# fault (damage): a header that lies -> `bad_artifact` before weights are read
+
 from __future__ import annotations
 
 import json

@@ -91,6 +91,8 @@ def test_more_shards_than_may_be_open_are_converted(tmp_path: Path, monkeypatch:
         plan_in_place(contents_of(main))
 
 
+# fault (in place): tensors unaligned, or not in the file as in memory -> nothing; copied or converted; the log says
+# why
 def test_a_tensor_that_is_not_aligned_to_its_element_stays_and_is_counted(tmp_path: Path) -> None:
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     path = tmp_path / "m.safetensors"

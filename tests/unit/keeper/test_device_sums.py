@@ -131,6 +131,7 @@ def test_one_kernel_that_sums_wrongly_leaves_the_other(
     assert sums.sum(put(b"x" * 3000), 3000) == (part(b"x" * 3000, 0), "plain")
 
 
+# fault (gpus): a kernel of the checksum goes wrong -> nothing; the host sums up before an image is blamed
 def test_a_kernel_that_differs_from_the_host_is_distrusted(
     device: FakeCuda, put: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_pages_of_a_file_on_a_disk_are_never_registered(
     cuda.leave()
 
 
+# fault (gpus): the driver refuses to pin pages -> nothing; images are staged
 @pytest.mark.parametrize("error", [CudaError("INVALID_VALUE"), CapacityError("OUT_OF_MEMORY")])
 def test_where_the_driver_refuses_to_register_everything_is_staged_from_then_on(
     cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch, error: Exception

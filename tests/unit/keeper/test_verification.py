@@ -57,6 +57,7 @@ def test_an_image_with_a_checksum_is_verified_by_the_device(keeper: Keeper, stam
     assert keeper.verify(number).wrong == ""
 
 
+# fault (gpus): bytes change on a device -> a finding of `trims check --verify`; the image leaves service
 def test_a_byte_that_is_flipped_on_the_device_is_found(
     keeper: Keeper, stamped: tuple[int, bytes], folder: Path
 ) -> None:
@@ -85,6 +86,8 @@ def test_an_image_of_an_older_version_is_verified_by_the_host(
     )
 
 
+# fault (gpus): other bytes arrive than the checksum states -> the source's replica is made again, or `cuda` with the
+# device; nothing is sealed
 def test_a_fill_from_a_changed_file_fails_and_the_image_can_be_filled_again(
     keeper: Keeper, stamped: tuple[int, bytes]
 ) -> None:

@@ -1,5 +1,7 @@
 """Manifests from elsewhere, and those that go there: which fields count, and which are refused."""
 
+# fault (sources): a manifest from elsewhere names code, hosts or files -> `address_refused` with the field
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

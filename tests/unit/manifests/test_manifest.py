@@ -1,5 +1,7 @@
 """Manifests: what is accepted, and what every refusal names."""
 
+# fault (damage): unknown fields, wrong types, paths outside the folder -> `bad_manifest` with the field
+
 from __future__ import annotations
 
 import json

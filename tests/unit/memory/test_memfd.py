@@ -1,5 +1,7 @@
 """Sealed memory without a name: no process can write to it."""
 
+# fault (damage): root in a container writes to a sealed memfd -> `PermissionError` there
+
 from __future__ import annotations
 
 import fcntl

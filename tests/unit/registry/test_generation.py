@@ -67,6 +67,7 @@ def test_a_database_without_log_and_number_has_the_last_checkpoint(
     del made
 
 
+# fault (daemon): a loss of power cuts a database's log -> a warning with the number of lost changes
 def test_a_log_that_was_cut_by_a_loss_of_power_is_reported_and_the_rest_counts(
     made: SqliteRegistry, path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,7 @@
 """Descriptions of pushed images: written, read back, and refused when they are hostile."""
 
+# fault (sources): a hostile description -> `bad_artifact`, `not_supported`
+
 from __future__ import annotations
 
 import json

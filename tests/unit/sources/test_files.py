@@ -64,6 +64,7 @@ def test_of_a_file_without_a_version_nothing_that_lies_there_is_taken(tmp_path: 
     assert made.find(file) is None
 
 
+# fault (sources): a hostile file name -> `bad_artifact`; nothing outside the folder
 @pytest.mark.parametrize("name", ["../m", "/etc/passwd", "a/../../m", "a\\..\\m", "", "a\0b", " trims/m"])
 def test_a_name_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     file = RemoteFile(name, 3, '"v1"')

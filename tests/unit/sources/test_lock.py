@@ -112,6 +112,7 @@ def test_a_file_beside_a_manifest_is_read_again_when_it_changed_and_only_then(
     assert lock.beside(str(tmp_path)) == {"b": IMAGE}
 
 
+# fault (sources): `trims.lock` cannot be written -> `no_space`, `bad_config`
 def test_a_full_disk_leaves_what_was_known_and_says_no_space(tmp_path: Path) -> None:
     made = LockFile(tmp_path / "trims.lock")
     made.put("http://h/m", ENTRY)

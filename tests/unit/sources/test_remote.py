@@ -187,6 +187,7 @@ def test_what_changed_is_refused_until_the_change_is_accepted(remote: Remote, se
     assert remote.fetch(address).files["m.bin"].read_bytes() == DATA[::-1]
 
 
+# fault (sources): an update fails or cannot be opened
 def test_an_update_that_fails_leaves_what_was_known(remote: Remote, server: FileServer) -> None:
     server.serve("/m.bin", DATA)
     address = f"{server.url}/m.bin"
@@ -224,6 +225,7 @@ def test_an_image_with_another_digest_is_refused(remote: Remote, server: FileSer
         remote.fetch(address)
 
 
+# fault (sources): room is made during two transfers -> nothing; running transfers stay
 def test_room_is_made_by_what_is_complete_and_not_by_what_another_transfer_writes(
     remote: Remote, server: FileServer, tmp_path: Path, fetcher: Fetcher
 ) -> None:

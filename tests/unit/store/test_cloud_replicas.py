@@ -99,6 +99,7 @@ def test_an_open_in_the_cloud_is_refused(daemon: Daemon, register: Callable[...,
     asker.end()
 
 
+# fault (sources): a cloud image with other bytes or length -> `bad_image` with its address
 @pytest.mark.parametrize("place", [CPU, DISK])
 @pytest.mark.parametrize("damage", ["other bytes", "another length", "another form"])
 def test_a_broken_replica_is_retried_once_and_refused_with_its_address(
@@ -132,6 +133,7 @@ def test_a_digest_that_is_not_that_of_the_bytes_is_found_behind_the_first_reader
     wait_until(lambda: "cpu" not in states(daemon), "what is not as it was described stays in memory")
 
 
+# fault (sources): its server is away -> `source_unavailable`
 def test_a_server_that_is_away_fails_the_open_and_the_next_one_is_served(
     daemon: Daemon, server: FileServer, register: Callable[..., None]
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_server_that_is_away_fails_the_open_and_the_next_one_is_served(
     asker.end()
 
 
+# fault (sources): its checksum is right, its digest wrong -> an ERROR after the first session, then `bad_image`
 def test_a_wrong_digest_takes_the_replica_out_of_service_until_it_is_right(
     daemon: Daemon, server: FileServer, register: Callable[..., None]
 ) -> None:

@@ -1,5 +1,7 @@
 """Images read on a device that was lost are loaded again: repeatedly, not for ever, and only while they are wanted."""
 
+# fault (gpus): every fill of an image loses its device -> `device_lost`; after 20 tries only an open loads it
+
 from __future__ import annotations
 
 import threading

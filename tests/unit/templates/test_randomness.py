@@ -1,5 +1,7 @@
 """Forks of one template draw different random numbers, as fresh processes do."""
 
+# fault (code): a plug-in of random numbers fails in a fork -> `predictor` with the reason, or `spawned`
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,7 @@
 """Keepalive pings at a gRPC server: with our options a client may ping while it waits."""
 
+# fault (daemon): gRPC keepalive pings during long calls -> nothing, up to ten a second
+
 from __future__ import annotations
 
 import threading

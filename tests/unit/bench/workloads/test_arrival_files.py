@@ -59,6 +59,7 @@ def test_a_time_scale_makes_a_file_shorter_and_a_duration_cuts_it(folder: Path) 
     assert len(read(folder, PER_MINUTE, row("f", m1=4, m9=4), seconds=60.0).times_ns) == 4
 
 
+# fault (loads): a cut or negative arrivals file -> `bad_request` with file and line
 @pytest.mark.parametrize(
     ("lines", "line"),
     [

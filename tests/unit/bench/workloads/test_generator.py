@@ -32,6 +32,7 @@ def kinds(order: Order) -> dict[str, int]:
     return {kind: found.count(kind) for kind in set(found)}
 
 
+# fault (loads): the server stalls -> requests are sent on time; the wait is in their latency
 def test_requests_of_a_stall_are_sent_in_it_and_their_latency_has_the_wait() -> None:
     begin, end, count = 50, 150, 200
     with load_server("--hold-from", str(begin), "--hold-until", str(end)) as port:
@@ -66,12 +67,14 @@ def test_a_closed_loop_has_as_many_requests_as_were_asked_for_and_no_more_at_onc
     assert max(on_their_way) <= 3
 
 
+# fault (loads): 503 or 429 -> counted, not sent again
 @pytest.mark.parametrize(("status", "count"), [("503", 20), ("429", 20), ("404", 5)])
 def test_an_error_is_counted_by_its_status_and_never_sent_again(status: str, count: int) -> None:
     with load_server("--status", status) as port:
         assert kinds(open_order(port, np.arange(count) * 0.002)) == {status: count}
 
 
+# fault (loads): it refuses, ends, breaks off or speaks no HTTP -> `refused`, `closed`, `no_http`, counted
 def test_a_server_that_refuses_connections_is_counted() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -88,11 +91,13 @@ def test_a_server_that_ends_in_the_middle_is_counted_and_the_load_goes_on() -> N
     assert sum(found.values()) == 30
 
 
+# fault (loads): it refuses, ends, breaks off or speaks no HTTP
 def test_answers_that_break_off_are_counted() -> None:
     with load_server("--cut") as port:
         assert kinds(open_order(port, np.arange(10) * 0.002)) == {"closed": 10}
 
 
+# fault (loads): an answer after the deadline -> `deadline`; the load ends
 def test_an_answer_after_the_deadline_does_not_count() -> None:
     with load_server("--delay-s", "30") as port:
         order = open_order(port, [0.0, 0.01, 0.02], deadline_ns=200_000_000)
@@ -101,6 +106,7 @@ def test_an_answer_after_the_deadline_does_not_count() -> None:
     assert (records["sent"] >= 0).all()
 
 
+# fault (loads): more requests than connections -> late or `unsent`, counted
 def test_requests_without_a_free_connection_are_late_or_never_sent() -> None:
     with load_server("--delay-s", "0.1") as port:
         driven = drive(open_order(port, [0.0] * 5, most_connections=2))

@@ -49,6 +49,7 @@ def test_a_whole_load_reports_all_requests_and_how_many_connections() -> None:
     assert driven.scheduling in ("fifo", "other")
 
 
+# fault (loads): the generator is killed or hangs -> what it reported and why it ended; status 1
 def test_a_generator_that_is_killed_leaves_what_it_had_reported(children: list[Child]) -> None:
     def watch(driven: Driven) -> bool:
         if len(driven.packed) >= 20 * RECORD.size:
@@ -62,6 +63,7 @@ def test_a_generator_that_is_killed_leaves_what_it_had_reported(children: list[C
     assert children[0].status == -signal.SIGKILL
 
 
+# fault (loads): Ctrl-C, or the command is killed -> what was recorded, status 130; no process
 def test_ctrl_c_ends_a_load_and_keeps_what_was_recorded() -> None:
     seen: list[int] = []
 
@@ -112,6 +114,7 @@ def test_a_generator_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monk
         drive(open_order(1, [0.0]))
 
 
+# fault (loads): Ctrl-C, or the command is killed
 def test_a_generator_ends_with_a_command_that_is_killed() -> None:
     code = (
         "import sys\n"

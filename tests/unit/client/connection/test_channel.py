@@ -1,5 +1,8 @@
 """The client's connection to a daemon that dies, stalls or talks nonsense: an error that names it, no leak."""
 
+# fault (daemon): it hangs, dies in an answer, sends nonsense or no image -> `lost_peer`, `bad_image`, `bad_message`;
+# `close` never hangs; mapped weights stay readable
+
 from __future__ import annotations
 
 import os
@@ -171,6 +174,7 @@ def test_answers_may_come_in_another_order_than_the_questions(
         os.close(fd)
 
 
+# fault (daemon): it answers after the client gave up -> `deadline`; the lease is given back
 def test_a_thread_that_gave_up_gives_back_what_comes_late(
     door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
 ) -> None:
@@ -211,6 +215,7 @@ def test_an_answer_that_comes_between_the_last_look_and_giving_up_is_given_back(
         os.fstat(slot.fd)
 
 
+# fault (daemon): it hangs, dies in an answer, sends nonsense or no image
 def test_a_hang_up_that_the_watcher_sees_does_not_overtake_an_answer(
     door: Door, channel: Callable[[], Channel], segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def test_external_data_that_this_process_does_not_see_is_fed(how: str, beside: P
         assert added_by(shared.session(weights)) == 7, "the mapped bytes count"
 
 
+# fault (in place): a file changes while ONNX Runtime's session is made -> `artifact_changed`
 @pytest.mark.parametrize("look", ["_are_the_same", "_is_the_same"])
 def test_a_file_that_changes_while_a_session_is_made_is_told(
     look: str, beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,7 @@
 """Modules that a session built: whether weights fit is judged as a converter judges it, and reported in its words."""
 
+# fault (damage): a module that cannot be pickled -> nothing; sessions call its builder
+
 from __future__ import annotations
 
 import re

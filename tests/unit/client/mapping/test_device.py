@@ -1,5 +1,7 @@
 """Device memory in a user's threads and processes: what opening, reading and closing leave behind there."""
 
+# fault (gpus): a client's thread has another context, or none -> nothing
+
 from __future__ import annotations
 
 import contextlib

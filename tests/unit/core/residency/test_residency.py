@@ -1,5 +1,7 @@
 """Residency, event by event: what goes in, which instructions come out."""
 
+# fault (orders): a copy overtakes a conversion; completions come late, twice, out of order
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """npz archives: what numpy writes comes out, what lies or wants pickle does not."""
 
+# fault (in place): a damaged or hostile checkpoint or archive
+
 from __future__ import annotations
 
 import io

@@ -1,5 +1,7 @@
 """An ONNX model taken apart without protobuf: what protobuf would find, and a reason for what needs a conversion."""
 
+# fault (in place): a damaged or hostile ONNX model -> nothing of it is run; read in a child with limits
+
 from __future__ import annotations
 
 import os

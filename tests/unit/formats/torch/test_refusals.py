@@ -1,5 +1,8 @@
 """Checkpoints with more than tensors: what they hold where is named, and the way out works."""
 
+# fault (damage): classes in a checkpoint -> `bad_artifact` with class, key and a command that saves the weights;
+# nothing is run
+
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,8 @@
 """Which of a checkpoint's values are the weights."""
 
+# fault (damage): more than weights in a checkpoint; one shard of several -> `bad_artifact` with the keys or the index
+# to add
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -78,6 +78,7 @@ def test_an_image_and_the_folder_in_place_make_the_same_module(bert: Path) -> No
         assert torch.equal(first, second)
 
 
+# fault (folders): a pushed image with a pickled module -> the module is made from its files
 def test_an_image_that_others_made_is_a_module_without_its_pickle(bert: Path) -> None:
     with Weights.map_file(image_of(bert)) as weights:
         weights.foreign = "s3://bucket/bert"
@@ -105,6 +106,7 @@ def test_options_that_are_none_are_refused(bert: Path, options: dict[str, Any]) 
         contents(bert, **options)
 
 
+# fault (folders): a missing or doubled shard, a dangling link, a pointer of Git LFS -> `bad_artifact` with the file
 def test_an_index_that_names_a_missing_shard_is_refused(bert: Path) -> None:
     (bert / "model.safetensors").rename(bert / "model-00001-of-00002.safetensors")
     names = dict.fromkeys(load_file(bert / "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors")
@@ -142,6 +144,7 @@ def test_pickled_weights_are_taken_where_there_are_no_others(tmp_path: Path) -> 
         assert module.lm_head.weight is module.transformer.wte.weight  # tied weights stay tied
 
 
+# fault (folders): two formats of weights that differ -> the safetensors files are served
 def test_safetensors_win_over_pickled_weights_that_differ(bert: Path) -> None:
     torch.save({"classifier.bias": torch.full((3,), 7.0)}, bert / "pytorch_model.bin")
     with Weights.map_file(image_of(bert)) as weights:
@@ -151,6 +154,7 @@ def test_safetensors_win_over_pickled_weights_that_differ(bert: Path) -> None:
         )
 
 
+# fault (folders): `config.json` asks for remote code -> `not_supported` that names `--trust-remote-code`
 def test_a_folder_that_names_code_has_a_program_that_runs_code_only_if_it_is_trusted(bert: Path) -> None:
     (bert / "code.py").write_text("")
     for trusted, kind in ((False, TRANSFORMERS), (True, TRANSFORMERS_CODE)):
@@ -162,6 +166,8 @@ def test_a_folder_that_names_code_has_a_program_that_runs_code_only_if_it_is_tru
         assert ("code.py" in described.files) == trusted
 
 
+# fault (folders): half precision, or another one than the configuration's -> nothing: cast once, as transformers
+# casts
 def test_half_precision_stays_half_precision(bert: Path) -> None:
     state = {name: each.half() for name, each in load_file(bert / "model.safetensors").items()}
     save_file(state, bert / "model.safetensors")
@@ -181,6 +187,7 @@ def test_a_configuration_of_another_precision_has_the_weights_cast_once(bert: Pa
         assert weights.layout.tensors["classifier.weight"].dtype == "BF16"
 
 
+# fault (folders): quantized weights -> `not_supported` with the method
 def test_quantized_weights_are_refused_by_the_name_of_their_method(bert: Path) -> None:
     config = json.loads((bert / "config.json").read_text())
     (bert / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))

@@ -79,6 +79,7 @@ def test_tensors_go_there_and_come_back_as_bytes_of_our_own() -> None:
     with_process(_ECHO, work)
 
 
+# fault (templates): a predictor ends right after its answer -> its answer
 def test_an_answer_that_came_before_the_end_of_its_process_is_read() -> None:
     async def work(process: PredictorProcess) -> None:
         heard = process._peer._heard
@@ -95,6 +96,7 @@ def test_an_answer_that_came_before_the_end_of_its_process_is_read() -> None:
     with_process(_ECHO, work)
 
 
+# fault (templates): no descriptor to map an answer -> `capacity`; that predictor ends
 def test_an_answer_for_which_no_descriptor_is_left_is_a_lack_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(process: PredictorProcess) -> None:
         def lack(fd: int) -> None:
@@ -141,6 +143,7 @@ def test_a_stream_that_stands_still_for_its_deadline_is_ended() -> None:
 _SAY = "hear(); messages.send(sock, {}); time.sleep(60)"
 
 
+# fault (code): it answers on the supervisor's socket -> `predictor`; this one ends
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -85,6 +85,7 @@ def test_while_the_daemon_is_away_a_deployment_is_what_it_was(
     asyncio.run(work())
 
 
+# fault (templates): an order to load meets no daemon -> `daemon_away`; running predictors answer on
 def test_an_order_to_load_asks_the_daemon_now_and_loses_nothing_if_it_is_away(retired: list[str]) -> None:
     daemon = Daemon(model(framework={"name": "numpy"}, predictor={"call": "m:Class"}))
     kept = made(daemon, retired)

@@ -336,6 +336,7 @@ def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Dae
     drive(troubled, work, run_deadline_s=3600.0)
 
 
+# fault (endpoint): a hang-up as the run begins -> counted once
 @pytest.mark.parametrize("clients", [1, 2])
 def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
     clients: int, daemon: Daemon, checkpoint: Callable[..., Path]
@@ -902,6 +903,7 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
     assert drive(daemon, work) == expected
 
 
+# fault (templates): no descriptor or process for a predictor -> idle ones end, else `capacity` with the remedy
 def test_an_idle_predictor_ends_for_another_model_for_which_no_descriptor_is_left(
     daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_templates_are_counted_when_they_start_and_when_they_have_ended(folder: 
     nurse(folder, work)
 
 
+# fault (templates): no daemon while a spare is prepared -> a warning in the log
 def test_a_spare_that_cannot_be_prepared_is_ended(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work(warm_pool: WarmPool) -> None:
         warm_pool.keep(NUMPY)
@@ -312,6 +313,7 @@ def test_a_template_over_the_bound_counts_until_it_goes_with_its_last_predictor(
     nurse(folder, work, limits=Limits(None, 1))
 
 
+# fault (templates): templates are over `--template-memory` -> slower starts; those with living predictors stay
 @pytest.mark.usefixtures("counts_often")
 def test_requests_of_more_environments_than_fit_are_all_answered(folder: Path) -> None:
     async def work(warm_pool: WarmPool) -> None:
@@ -324,6 +326,7 @@ def test_requests_of_more_environments_than_fit_are_all_answered(folder: Path) -
     nurse(folder, work, limits=Limits(0.0, 1))
 
 
+# fault (templates): a template is killed at any moment -> nothing; predictors are `spawned` until the next template
 @pytest.mark.usefixtures("counts_often")
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16, 32])
 def test_a_template_that_is_killed_at_any_moment_costs_no_request(folder: Path, turns: int) -> None:
@@ -365,6 +368,7 @@ def test_a_template_that_is_killed_while_it_is_to_go_leaves_nothing(folder: Path
     nurse(folder, work, limits=Limits(0.0, 1))
 
 
+# fault (templates): requests, learning, limits and kills at once -> slower starts; nothing is left
 @pytest.mark.usefixtures("counts_often")
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_that_race_with_limits_learner_and_kills_leave_nothing(modules: Path, seed: int) -> None:

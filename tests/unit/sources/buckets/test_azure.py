@@ -70,6 +70,7 @@ def test_the_account_of_an_address_is_the_one_that_is_asked() -> None:
         assert place.url.startswith("https://acct.blob.core.windows.net/cont/x")
 
 
+# fault (stores): another account's address with a key -> `address_refused`; no credentials are sent
 @pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"])
 def test_credentials_of_one_account_are_not_sent_to_another(name: str, stub: Stub) -> None:
     with pytest.raises(AddressRefusedError, match="strange"):

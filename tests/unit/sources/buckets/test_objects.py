@@ -40,6 +40,7 @@ def test_a_key_is_taken_as_it_is_written(key: str, client: Any, source: ObjectSo
         assert read_whole(opened, opened.files[0]) == key.encode()
 
 
+# fault (stores): an object is overwritten or removed while read -> `artifact_changed`, `artifact_not_found`
 def test_an_overwritten_object_is_refused_by_its_version(client: Any, source: ObjectSource) -> None:
     client.put_object(Bucket="bucket", Key="changing", Body=b"first")
     with closing(source.open("s3://bucket/changing")) as opened:
@@ -86,6 +87,7 @@ def test_the_whole_bucket_is_a_prefix(client: Any, source: ObjectSource) -> None
             assert read_whole(opened, opened.files[0]) == b"1"
 
 
+# fault (stores): a prefix of more than 1,000 objects -> `bad_artifact`
 def test_a_prefix_with_more_objects_than_the_bound_is_refused_by_name(
     client: Any, source: ObjectSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_an_empty_file_is_an_object(tmp_path: Path, client: Any, writer: ObjectW
     assert writer.read("s3://bucket/empty", 10) == b""
 
 
+# fault (stores): a push is cancelled, or its file shrinks -> `deadline`, `artifact_changed`; the former object stays
 @pytest.mark.usefixtures("parts_of_5_mib")
 @pytest.mark.parametrize("after", [0, 12 * _MIB, 17 * _MIB])
 def test_a_cancelled_push_leaves_the_old_object_and_no_parts(
@@ -159,6 +160,7 @@ def test_a_prefix_is_no_object(writer: ObjectWriter) -> None:
             writer.put_bytes(address, b"x")
 
 
+# fault (stores): a part is refused, or the store got other bytes
 def test_the_checksum_that_the_store_states_is_compared(stub: Stub, stubbed: ObjectWriter) -> None:
     right = base64.b64encode(checksums.crc64nvme(b"data").to_bytes(8, "big")).decode()
     stub.headers["/bucket/x"] = {"ETag": '"put"', "x-amz-checksum-crc64nvme": right}
@@ -183,6 +185,7 @@ def test_an_object_that_cannot_be_removed_is_still_a_mismatch(stub: Stub, stubbe
         stubbed.put_bytes("s3://bucket/x", b"data")
 
 
+# fault (stores): another program writes the object after a push -> `artifact_changed`; its object stays
 def test_an_object_of_another_program_is_not_removed(stub: Stub, stubbed: ObjectWriter) -> None:
     stub.answers += [(200, {"ETag": '"mine"'}, b""), (200, {"ETag": '"theirs"'}, b"longer")]
     with pytest.raises(ArtifactChangedError):
@@ -190,6 +193,8 @@ def test_an_object_of_another_program_is_not_removed(stub: Stub, stubbed: Object
     assert stub.seen == ["PUT /bucket/x", "HEAD /bucket/x"]
 
 
+# fault (stores): a part is refused, or the store got other bytes -> the store's error, `digest_mismatch`; nothing
+# stays
 @pytest.mark.usefixtures("parts_of_5_mib")
 @pytest.mark.parametrize(
     ("answer", "error"),

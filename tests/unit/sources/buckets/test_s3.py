@@ -122,6 +122,7 @@ def test_variables_of_the_process_do_not_replace_those_of_the_source(
     assert [each for each in signed if "AKIAMADEUP" not in each or "/eu-west-1/" not in each] == []
 
 
+# fault (stores): a signed address expires -> nothing; signed again
 def test_an_expired_signature_is_made_again(stub: Stub) -> None:
     with closing(opened(stub)) as found:
         (file,) = found.files
@@ -152,6 +153,8 @@ def _error(code: str, more: str = "") -> bytes:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message>{more}</Error>".encode()
 
 
+# fault (stores): credentials missing, wrong or expired -> `source_refused` with the store's code and where they were
+# looked for
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [
@@ -192,6 +195,7 @@ def test_a_look_that_may_list_and_not_read_is_refused(stub: Stub) -> None:
         opened(stub)
 
 
+# fault (stores): another region, or no bucket -> `bad_config`, `artifact_not_found`
 @pytest.mark.parametrize(
     "answers",
     [

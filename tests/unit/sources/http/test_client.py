@@ -63,6 +63,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_made_again(http: Http,
     assert filled(http, f"{server.url}/m", 10, 20) == DATA[10:20]
 
 
+# fault (sources): a lie about length, range or coding -> `artifact_changed`, `bad_artifact`
 @pytest.mark.parametrize(
     ("how", "error"),
     [
@@ -121,6 +122,7 @@ def test_an_answer_of_the_whole_to_a_range_is_read_to_the_range(http: Http, serv
     assert filled(http, f"{server.url}/m", 200_000, 200_100) == DATA[200_000:200_100]
 
 
+# fault (sources): a redirect to another host -> nothing; the token is not sent
 def test_a_token_goes_to_its_own_origin_and_no_further(server: FileServer) -> None:
     with file_server() as other:
         other.serve("/m", DATA)
@@ -143,6 +145,8 @@ def test_a_path_that_needs_escapes_is_asked_for_and_followed(path: str, http: Ht
     assert filled(http, f"{server.url}/latest", 0, 10) == DATA[:10]
 
 
+# fault (sources): a name with another address the second time -> `address_refused` if not allowed; the checked
+# address is used
 def test_a_name_with_another_address_later_is_connected_to_as_it_was_checked(server: FileServer) -> None:
     server.serve("/m", DATA)
     asked: list[str] = []

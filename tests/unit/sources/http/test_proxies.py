@@ -79,6 +79,7 @@ def test_a_user_and_a_password_are_sent_to_the_proxy(
         assert not [each for each in server.asked if "proxy-authorization" in each.headers]
 
 
+# fault (sources): a proxy asks for or refuses credentials -> `source_refused` with where to name them
 @pytest.mark.parametrize("credentials", ["", "someone:wrong-password@"])
 def test_a_proxy_that_refuses_is_named_with_the_remedy(
     credentials: str,

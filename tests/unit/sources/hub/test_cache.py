@@ -93,6 +93,7 @@ def test_the_hubs_client_reads_offline_what_trims_wrote(
     assert hub.asked("/resolve/") == []  # the client asked what main is, and for no file
 
 
+# fault (hub): a transfer is killed again and again
 def test_a_part_of_a_download_is_no_snapshot_and_no_damage_for_the_hubs_client(
     hub: StubHub, commit: str, variables: dict[str, str], cache: Path
 ) -> None:
@@ -119,6 +120,7 @@ def _written(path: Path, data: bytes) -> Path:
     return path
 
 
+# fault (hub): blobs or links are removed -> fetched or linked again
 def test_blobs_that_were_removed_are_fetched_again_and_links_are_whole(
     hub: StubHub, commit: str, variables: dict[str, str], cache: Path
 ) -> None:
@@ -157,6 +159,8 @@ def test_links_that_were_removed_are_made_again_without_a_byte(
     assert hub.requests == []
 
 
+# fault (hub): another program's half-written blob, or a foreign link -> `bad_artifact` with path and remedy;
+# untouched
 @pytest.mark.parametrize("length", [0, 1000, len(WEIGHTS) + 1])
 def test_a_half_written_blob_is_neither_served_nor_overwritten(
     hub: StubHub, commit: str, variables: dict[str, str], cache: Path, length: int
@@ -247,6 +251,8 @@ def _writable(top: Path) -> None:
             path.chmod(0o755)
 
 
+# fault (hub): the cache is read-only, full, or without locks or links -> `permission_denied`, `no_space`,
+# `not_supported`; what it has is served
 def test_a_cache_that_cannot_be_written_serves_what_it_has_and_names_itself(hub: StubHub, folder: Path) -> None:
     commit = hub.add(NAME, FILES)
     variables = environment(hub, folder)
@@ -426,6 +432,7 @@ def _client(variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
             program.kill()
 
 
+# fault (hub): two fetch one file -> one copy, fetched once
 def test_while_the_hubs_client_downloads_a_file_trims_waits_for_it(
     hub: StubHub, commit: str, variables: dict[str, str], cache: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_token_in_a_file_is_used(hub: StubHub, variables: dict[str, str], tmp_
         assert names(opened) == WANTED
 
 
+# fault (hub): a delivery signature ends -> nothing; the token stays with the hub
 def test_a_signature_that_ends_is_asked_for_again(hub: StubHub, variables: dict[str, str]) -> None:
     hub.add(NAME, FILES)
     with contextlib.closing(look(variables)) as opened:
@@ -186,6 +187,7 @@ def test_what_the_hub_does_not_have_is_named(
     assert "org/" in str(raised.value)
 
 
+# fault (hub): gated, private or missing -> `source_refused`, `artifact_not_found` with how to get access
 @pytest.mark.parametrize("token", ["", "hf_known"])
 def test_a_gated_model_names_its_terms(hub: StubHub, variables: dict[str, str], token: str) -> None:
     hub.add(NAME, FILES, gated=True, readers={"hf_reader"})
@@ -212,6 +214,7 @@ def test_a_server_that_is_no_hub_is_named_with_its_setting(hub: StubHub, variabl
         look(variables)
 
 
+# fault (hub): a path that leaves its folder -> `bad_artifact`; nothing is fetched
 @pytest.mark.parametrize("path", ["../evil.json", "/etc/evil.json", "a/../../evil.json", "a\\..\\b.json", "./b.json"])
 def test_a_path_that_leaves_the_folder_is_not_fetched(hub: StubHub, variables: dict[str, str], path: str) -> None:
     hub.add(NAME, FILES | {path: b"{}"})
@@ -252,6 +255,7 @@ def test_one_file_of_the_hubs_client_costs_no_request(hub: StubHub, variables: d
         look({**variables, "HF_HUB_OFFLINE": "yes"}, f"hf://{NAME}@{commit}/tokenizer.json")
 
 
+# fault (hub): `HF_HUB_OFFLINE` -> what the cache has; else `artifact_not_found` with the files
 @pytest.mark.parametrize("value", ["1", "ON", "yes", "True"])
 def test_offline_the_missing_files_are_named_and_no_one_is_asked(
     hub: StubHub, variables: dict[str, str], value: str
@@ -267,6 +271,8 @@ def test_offline_the_missing_files_are_named_and_no_one_is_asked(
     assert hub.requests == []
 
 
+# fault (hub): the hub is away, stalls or is busy -> the cached revision with a note; else `source_unavailable` with
+# what lacks
 def test_a_hub_that_is_away_leaves_what_the_cache_has_with_a_note(hub: StubHub, variables: dict[str, str]) -> None:
     commit = hub.add(NAME, FILES)
     fetch(variables)
@@ -360,6 +366,7 @@ def test_a_transfer_fills_the_hubs_cache_and_leaves_nothing_else(
     assert hub.requests == []
 
 
+# fault (hub): a transfer is killed again and again -> nothing; it goes on, and the hub's client sees no half file
 def test_a_transfer_that_is_killed_again_and_again_fetches_hardly_a_byte_twice(
     hub: StubHub, fetcher: Fetcher, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_server_without_ranges_is_read_to_its_end(fetcher: Fetcher, server: Fi
     assert fetched(fetcher, f"{server.url}/m.bin").read_bytes() == DATA
 
 
+# fault (sources): a server breaks off again and again -> nothing; only what lacks is asked for
 def test_a_server_that_breaks_off_again_and_again_is_asked_for_what_is_missing(
     fetcher: Fetcher, server: FileServer
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_server_that_breaks_off_again_and_again_is_asked_for_what_is_missing(
     assert server.sent["/m.bin"] < len(DATA) + 6 * PIECE_BYTES
 
 
+# fault (sources): 429, 500, 503 -> nothing, while the patience lasts
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again(fetcher: Fetcher, server: FileServer, status: int) -> None:
     served = server.serve("/m.bin", DATA, statuses=[status] * 3, headers={"Retry-After": "0"})
@@ -95,6 +97,7 @@ def test_a_busy_server_is_asked_again(fetcher: Fetcher, server: FileServer, stat
     assert not served.statuses
 
 
+# fault (sources): 401, 403, 404, 410 -> `source_refused`, `artifact_not_found`, without secrets
 @pytest.mark.parametrize(
     ("status", "error"),
     [(401, SourceRefusedError), (403, SourceRefusedError), (404, ArtifactNotFoundError), (418, ArtifactError)],
@@ -114,6 +117,7 @@ def test_secrets_of_an_address_are_in_no_error(fetcher: Fetcher, server: FileSer
     assert "hidden" not in str(raised.value)
 
 
+# fault (sources): a file changes midway -> fetched as it is then
 def test_a_file_that_changes_midway_is_fetched_as_it_is_then(fetcher: Fetcher, server: FileServer) -> None:
     served = server.serve("/m.bin", DATA * 4, stall_after=PIECE_BYTES)
     paths: list[Path] = []
@@ -140,6 +144,8 @@ def test_an_answer_in_another_encoding_is_refused(fetcher: Fetcher, server: File
         fetched(fetcher, f"{server.url}/m.bin")
 
 
+# fault (sources): a server stalls, or stays away beyond `--fetch-patience-s` -> `source_unavailable`; what has come
+# stays
 def test_a_stalled_server_is_given_up_and_what_came_is_kept(tmp_path: Path, server: FileServer) -> None:
     served = server.serve("/m.bin", DATA, stall_after=PIECE_BYTES)
     fetcher = Fetcher(FetchSettings(str(tmp_path), patience_s=1.0))
@@ -158,6 +164,7 @@ def test_a_stalled_server_is_given_up_and_what_came_is_kept(tmp_path: Path, serv
         fetcher.close()
 
 
+# fault (sources): redirects in a loop or to nowhere -> `bad_artifact`
 def test_redirects_are_followed_and_loops_are_not(fetcher: Fetcher, server: FileServer) -> None:
     server.serve("/m.bin", DATA)
     server.serve("/latest.bin", b"x", redirect="/m.bin")
@@ -167,6 +174,7 @@ def test_redirects_are_followed_and_loops_are_not(fetcher: Fetcher, server: File
         fetched(fetcher, f"{server.url}/loop.bin")
 
 
+# fault (sources): a redirect to a private host or a file -> `address_refused`
 @pytest.mark.parametrize(
     "elsewhere", ["http://169.254.169.254/latest/meta-data", "http://localhost:1/m.bin", "file:///etc/passwd"]
 )
@@ -185,6 +193,8 @@ def test_an_address_that_no_operator_named_leads_to_no_private_host(fetcher: Fet
     assert not server.requests
 
 
+# fault (sources): a wrong checksum, of server, manifest or `trims.lock` -> `digest_mismatch` with both; nothing of
+# the file stays
 def test_a_checksum_that_the_server_states_is_compared(fetcher: Fetcher, server: FileServer) -> None:
     digest = hashlib.sha256(DATA).digest()
     import base64

@@ -92,6 +92,7 @@ def body(client: Any, key: str) -> bytes:
     return found
 
 
+# fault (stores): a pushed object has other bytes of equal length -> nothing; the next push mends it
 def test_a_damaged_image_is_pushed_again(push: Callable[..., dict[str, Any]], client: Any) -> None:
     assert not push("s3://bucket/damaged")["was_there"]
     assert push("s3://bucket/damaged")["was_there"]
@@ -141,6 +142,7 @@ def test_an_image_of_another_version_than_was_pushed_was_not_there(
             assert not push("s3://bucket/x", at=stub.url)["was_there"]
 
 
+# fault (stores): another model lies where a push goes -> `model_exists` with `--replace`
 def test_another_model_is_replaced_only_on_request(push: Callable[..., dict[str, Any]], client: Any) -> None:
     push("s3://bucket/taken", "theirs")
     before = body(client, "taken/trims.json")

@@ -97,6 +97,7 @@ def test_a_file_that_is_there_is_held_against_what_is_stated(
     assert Path(there["path"]).read_bytes() == DATA
 
 
+# fault (sources): no version -> nothing; fetched again, no resume after a kill
 def test_a_server_that_states_no_version_is_asked_again(around: Surroundings, server: FileServer) -> None:
     server.serve("/m.bin", DATA, etag="")
     run(job(around, "fetch", f"{server.url}/m.bin"))
@@ -129,6 +130,7 @@ def test_one_file_that_fails_ends_the_others_at_once_and_is_the_one_that_is_name
         run(job(around, "fetch", "own://a"))
 
 
+# fault (sources): a folder with other files than first seen -> `digest_mismatch` with their names
 @pytest.mark.parametrize(
     ("names", "words"), [(("a",), "lacks 'b'"), (("a", "b", "c"), "holds 'c'"), (("a", "c"), "holds 'c' and lacks 'b'")]
 )

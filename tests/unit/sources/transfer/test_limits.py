@@ -23,6 +23,7 @@ def test_what_was_not_taken_for_long_is_not_saved_up() -> None:
     assert rate.pause_s(1250) == 1.0
 
 
+# fault (sources): the wall clock is set -> nothing
 def test_a_clock_that_stands_still_or_goes_back_makes_no_pause_negative() -> None:
     now = [100.0]
     rate = Bandwidth(1000.0, lambda: now[0])

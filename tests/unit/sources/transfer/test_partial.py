@@ -98,6 +98,7 @@ def _empty(raw: bytes) -> bytes:
     return raw[:0]
 
 
+# fault (sources): a damaged journal -> nothing; unproven pieces are fetched again
 @pytest.mark.parametrize(
     ("damage", "there"),
     [(_cut, 1), (_other_format, 0), (_no_head, 0), (_wrong_sum, 1), (_out_of_range, 2), (_empty, 0)],

@@ -94,6 +94,7 @@ def test_each_piece_is_asked_for_once_over_all_connections(memory: Memory) -> No
     assert (memory.work.moved.done_bytes, memory.work.moved.fetched_bytes) == (len(DATA), len(DATA))
 
 
+# fault (sources): 200 to a range -> nothing; read whole, once
 def test_a_source_without_ranges_is_asked_once_over_one_connection(memory: Memory) -> None:
     source = Source()
     memory.run(source, file=RemoteFile("m", len(DATA), '"v1"', in_ranges=False))

@@ -61,6 +61,7 @@ def test_bytes_that_are_no_protobuf_of_another_method_are_the_caller_s_error(met
     assert refusal(StandIn(), work)[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
+# fault (endpoint): thousands of calls over gRPC -> UNAVAILABLE with `grpc-retry-pushback-ms` beyond the bound
 def test_thousands_of_calls_at_once_are_answered_or_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MOST_CALLS", 500)
     service = StandIn()
@@ -96,6 +97,7 @@ def test_thousands_of_calls_at_once_are_answered_or_told_to_come_again(monkeypat
     assert 'code="ok",model="m",protocol="grpc"} 501.0' in page
 
 
+# fault (endpoint): a tenant with a thousand waiting streams -> its next is UNAVAILABLE
 def test_streams_that_wait_and_other_tenants_take_no_room_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MOST_CALLS", 4)
     tenants = {name: Tenant(name, tokens=frozenset({hashlib.sha256(name.encode()).hexdigest()})) for name in ("a", "b")}

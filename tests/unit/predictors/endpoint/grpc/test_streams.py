@@ -75,6 +75,8 @@ def test_requests_of_a_stream_beyond_the_bound_wait_for_those_before(monkeypatch
     assert service.most == 4
 
 
+# fault (endpoint): a stream is not read, or cancelled -> no more is read: 64 MiB and 32 requests at most; its
+# requests end
 def test_a_client_that_takes_no_answers_has_few_of_its_requests_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_WAITING_BYTES", 4 * MIB)
     service = StandIn()
@@ -155,6 +157,7 @@ def test_bytes_that_are_no_protobuf_end_a_stream_after_the_answers_before_them(
     assert not [each for each in caplog.records if "PollerCompletionQueue" not in each.getMessage()]
 
 
+# fault (endpoint): a stream is not read, or cancelled
 def test_a_client_that_cancels_its_stream_ends_the_requests_that_run() -> None:
     service, running = StandIn(), asyncio.Event()
 

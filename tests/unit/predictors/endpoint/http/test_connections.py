@@ -490,6 +490,7 @@ async def _until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+# fault (endpoint): a client closes its sending side -> its answer
 @pytest.mark.parametrize("before", [b"", HEAD % b"late" + b"1234"], ids=["alone", "behind another one"])
 @pytest.mark.parametrize("path", [b"echo", b"late"])
 def test_a_client_that_sends_no_more_after_its_request_gets_its_answer(path: bytes, before: bytes) -> None:
@@ -537,6 +538,7 @@ def test_a_client_of_http_1_0_that_sends_no_more_gets_its_answer_alone(monkeypat
     _run(work)
 
 
+# fault (endpoint): a client closes its connection -> its request ends; over HTTP/1.0 at its answer
 def test_a_client_that_closes_its_connection_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PROBES_S", (0.05, 0.1, 0.2))
     GONE.clear()
@@ -586,6 +588,7 @@ REFUSED_HEADS = {
 }  # fmt: skip
 
 
+# fault (endpoint): a head with two hosts, no end, or an unknown coding -> 400, 431, 501
 @pytest.mark.parametrize("name", REFUSED_HEADS)
 def test_a_head_that_http_does_not_allow_is_refused_and_reaches_no_route(name: str) -> None:
     sent, status, words = REFUSED_HEADS[name]

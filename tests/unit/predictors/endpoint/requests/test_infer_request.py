@@ -1,5 +1,7 @@
 """Parameters of a request: what they ask for is read, and what is not offered is refused by name."""
 
+# fault (endpoint): an unknown parameter or extension -> 400 with its name; UNIMPLEMENTED, INVALID_ARGUMENT
+
 from __future__ import annotations
 
 from typing import Any

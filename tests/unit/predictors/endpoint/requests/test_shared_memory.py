@@ -253,6 +253,7 @@ def test_outputs_are_written_where_they_fit(memory: SharedMemory, shm: Callable[
         write(memory, SharedRange("r", 10, 8), b"123456789")
 
 
+# fault (endpoint): a shared memory object is cut -> `bad_request`
 @pytest.mark.parametrize("nbytes", [64, 2 << 20])
 def test_an_object_that_was_cut_is_an_error_and_not_the_end_of_the_endpoint(
     nbytes: int, memory: SharedMemory, shm: Callable[..., Object]

@@ -32,6 +32,7 @@ def test_a_pair_of_texts_is_classified_together(load: Any) -> None:
             predictor.predict({"text": texts("a", "b"), "text_pair": texts("c")})
 
 
+# fault (folders): a text longer than the model takes -> `bad_request` with the limit, or cut with `truncation: true`
 def test_a_longer_text_than_the_model_takes_is_refused_or_cut_as_the_manifest_says(load: Any) -> None:
     long = " ".join(["cat"] * 100)
     with load("BertForSequenceClassification") as predictor, pytest.raises(CallerError, match=r"102 tokens.*60"):

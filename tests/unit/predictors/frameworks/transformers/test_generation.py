@@ -136,6 +136,7 @@ def test_parts_hold_back_what_may_be_a_stop_word(load: Any) -> None:
         assert "".join(client.parts) == whole[: whole.index(word)]
 
 
+# fault (folders): a client leaves during generation -> the run ends within a token
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_away_ends_the_run_within_a_token(load: Any, streams: bool) -> None:
     with load("GPT2LMHeadModel") as predictor:
@@ -274,6 +275,7 @@ def test_a_text_has_one_answer_whatever_the_folder_says(tmp_path: Path) -> None:
         assert client.parts
 
 
+# fault (endpoint): a seed -> the same answer each time
 def test_a_seeded_request_leaves_the_random_numbers_of_others_as_they_were(load: Any) -> None:
     with load("GPT2LMHeadModel") as predictor:
         sampled = {"max_new_tokens": 20, "temperature": 1.5}

@@ -136,6 +136,7 @@ def test_the_forms_of_other_servers_are_given_to_those_who_ask_by_their_names(lo
         assert found["output-0"].shape == (3,)
 
 
+# fault (folders): an empty batch; a tokenizer of 50 MB -> an empty answer; nothing
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "fill-mask", "feature-extraction"])
 def test_a_batch_of_nothing_is_answered_by_nothing(load: Any, task: str) -> None:
     kinds = {
@@ -189,6 +190,8 @@ def test_an_image_without_files_of_a_model_is_refused(tmp_path: Path) -> None:
         TransformersPredictor().load(weights, Context("m"))
 
 
+# fault (folders): no tokenizer that the task needs -> a note at `trims add`; `not_supported` with the files at each
+# request
 def test_a_folder_without_a_tokenizer_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
     folder = save(named("BertForSequenceClassification"), tmp_path / "m")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -197,6 +200,7 @@ def test_a_folder_without_a_tokenizer_is_refused_by_what_it_lacks(tmp_path: Path
         pass
 
 
+# fault (folders): an empty batch; a tokenizer of 50 MB
 def test_a_tokenizer_of_50_mb_is_read_as_a_small_one(tmp_path: Path) -> None:
     folder = save(named("BertForSequenceClassification"), tmp_path / "m")
     with loaded(folder) as predictor:
