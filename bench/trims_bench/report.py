@@ -20,11 +20,6 @@ from trims_bench.scenarios import NAMES, parts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Figures that today's scenarios no longer take under these names: their last records stand where their questions went.
-FORMER = {
-    "starts": ("first_answer", "cold", "torch", "onnxruntime", "packed", "mxnet"),
-    "requests": ("predictor",),
-}
 #: Figures with so many rows that a picture shows them.
 _PICTURED = ("plane",)
 _TABLE = re.compile(r"(<!-- table: (?P<names>[a-z ]+) -->\n)(?P<table>.*?)(<!-- end of table -->)", re.DOTALL)
@@ -62,7 +57,7 @@ def markdown(records: Mapping[str, Mapping[str, Any]], scenarios: Sequence[str])
     """Return a table of the figures of scenarios, with when and where each was measured."""
     lines: list[str] = []
     for scenario in scenarios:
-        for name in (*parts_of(scenario), *FORMER.get(scenario, ())):
+        for name in parts_of(scenario):
             if name in records and name not in _PICTURED:
                 lines += _rows(scenario, name, records[name])
     return _HEAD + "".join(f"{line}\n" for line in lines)
@@ -73,7 +68,8 @@ def _rows(scenario: str, name: str, record: Mapping[str, Any]) -> Iterator[str]:
     where = record.get("machine", {}).get("processor", "")
     short = re.sub(r"\(R\)|Processor", "", where).strip()
     yield f"| {title} | {record.get('date', '')[:10]}, {record.get('commit', '')[:7]}, {short} | | | |"
-    for compared in record["figure"]["comparisons"]:
+    comparisons = record["figure"]["comparisons"]
+    for compared in [each for each in comparisons if each["bar"]] or comparisons:
         yield _row(compared)
 
 

@@ -9,16 +9,15 @@ import pytest
 from repository import ROOT
 from trims_bench.bench import keep
 from trims_bench.measuring import Bar, Comparison, Figure, Samples
-from trims_bench.report import FORMER, in_database, in_folder, latest, main, markdown, readable, written
-from trims_bench.scenarios import NAMES, parts
+from trims_bench.report import in_database, in_folder, latest, main, markdown, readable, written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def record(day: str, value: float, *, quick: bool = False, name: str = "open") -> dict[str, Any]:
+def record(day: str, value: float, *, quick: bool = False) -> dict[str, Any]:
     compared = Comparison("c", value, "x", Bar(">=", 2), (Samples("a", [1_000_000]), Samples("b", [3], "bytes")))
-    figure = Figure(name, "How long", [compared], ["A note."])
+    figure = Figure("open", "How long", [compared], ["A note."])
     machine = {"processor": "AMD EPYC"}
     return {
         "figure": figure.to_json(), "quick": quick, "date": f"2026-01-{day}T00:00:00", "commit": "0123456789ab",
@@ -37,13 +36,6 @@ def test_a_table_shows_the_newest_full_run_of_each_figure_and_its_machine() -> N
 
 def test_figures_of_another_scenario_are_not_in_a_table() -> None:
     assert len(markdown(latest([record("01", 9.0)]), ["books"]).splitlines()) == 2
-
-
-def test_a_former_figure_stands_with_the_scenario_that_answers_its_question_now() -> None:
-    records = latest([record("01", 9.0, name="cold")])
-    assert "| starts, **cold** |" in markdown(records, ["starts"])
-    assert set(FORMER) <= set(NAMES)
-    assert not {name for names in FORMER.values() for name in names} & set(parts())
 
 
 def test_records_come_from_files_and_from_a_database(tmp_path: Path) -> None:
