@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53112,
-    "client/trims_client": 5025,
-    "predictors/trims_predictors": 20505,
-    "bench/trims_bench": 13886,
+    "trims": 53020,
+    "client/trims_client": 5015,
+    "predictors/trims_predictors": 20409,
+    "bench/trims_bench": 13818,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
 LONG_FILES = 34
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
-FULL_ROOMS = {"bench/trims_bench"}
+FULL_ROOMS: set[str] = set()
 
 
 def modules(package: str) -> list[Path]:

@@ -50,7 +50,7 @@ class ManifestRegistry(Protocol):
 
     All methods may be called from several threads at once: the workers that look into names, and the workers of the
     control door. The thread that serves sessions calls none. A method may block; a registry of a plug-in is given ten
-    seconds for each call, and eight calls at once (`trims.registry.time_limit`). What it raises beyond the errors named
+    seconds for each call, and eight calls at once (`trims.registry.opening`). What it raises beyond the errors named
     here reaches the client as InternalError with the plug-in's name.
     """
 
@@ -112,7 +112,7 @@ class Registry(ManifestRegistry, Protocol):
     version that is not registered takes the place of the one that the plain name leads to, and aliases follow.
 
     A registry of a plug-in that has the methods of `ManifestRegistry` only keeps one version of each model
-    (`trims.registry.one_version`).
+    (`trims.registry.opening`).
     """
 
     def find(self, reference: str) -> Entry:

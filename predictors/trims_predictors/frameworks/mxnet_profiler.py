@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mxnet
 
 from trims.trace.levels import Level
-from trims_predictors.frameworks.profiles.mxnet_profile import Node, nodes_of, profile_of
+from trims_predictors.frameworks.mxnet_profile import Node, nodes_of, profile_of
 from trims_predictors.frameworks.profiling import offset_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims_predictors.api import Arrays
-    from trims_predictors.frameworks.profiles.event import Profile
+    from trims_predictors.frameworks.profile_event import Profile
 
 
 class _Host(Protocol):

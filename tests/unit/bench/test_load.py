@@ -11,9 +11,8 @@ import pytest
 from trims_bench.beside import Beside
 from trims_bench.child import ChildError, started
 from trims_bench.daemon import DaemonProcess
-from trims_bench.driven import CrowdedBooks, DrivenBooks
 from trims_bench.raw import HELLO, RawClient
-from trims_bench.scenarios.books import POLICIES
+from trims_bench.scenarios.books import POLICIES, CrowdedBooks, DrivenBooks
 
 from trims.core.place import CPU
 from trims.core.residency.events import Free

@@ -1,5 +1,7 @@
 """A plug-in's registry that is slow or fails: a clear error, and no thread of ours that waits."""
 
+# fault (daemon): a plug-in's registry hangs or raises
+
 from __future__ import annotations
 
 import threading
@@ -13,8 +15,8 @@ from registries import manifest
 
 from trims.core.errors import DeadlineError, InternalError, ModelNotFoundError
 from trims.registry.base import RegistrySettings
+from trims.registry.opening import time_limited
 from trims.registry.sqlite import SqliteRegistry
-from trims.registry.time_limit import time_limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

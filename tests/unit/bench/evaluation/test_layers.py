@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from recorded import span, trace
-from trims_bench.evaluation.layers import Layers, layers_of
+from trims_bench.evaluation.leveled import Layers, layers_of
 
 from trims.trace.levels import Level
 

@@ -1,5 +1,7 @@
 """PyTorch checkpoints read without PyTorch: the same tensors as `torch.load` gives, or a reason for a conversion."""
 
+# fault (in place): a damaged or hostile checkpoint or archive -> nothing of it is run; read in a child with limits
+
 from __future__ import annotations
 
 import collections
@@ -14,9 +16,8 @@ from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.core.layout import TensorSpec
 from trims.formats import zip_members
 from trims.formats.base import Artifact
-from trims.formats.torch.converter import TorchConverter
+from trims.formats.torch.converter import TorchConverter, read_checkpoint
 from trims.formats.torch.tensors import DTYPES
-from trims.formats.torch.zip import read_checkpoint
 from trims.image.in_place import plan_in_place
 from trims.image.peek import PARSE_HERE_BYTES
 from trims.image.reader import ImageView

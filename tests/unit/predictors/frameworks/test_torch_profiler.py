@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch.nn.modules import module as torch_module
-from trims_predictors.frameworks.profiles.event import LAYER, OPERATOR, RUN
+from trims_predictors.frameworks.profile_event import LAYER, OPERATOR, RUN
 from trims_predictors.frameworks.torch_profiler import TorchProfiler, _activities
 
 from trims.core.errors import PredictorError
@@ -20,7 +20,7 @@ from trims.trace.levels import Level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims_predictors.frameworks.profiles.event import Profile
+    from trims_predictors.frameworks.profile_event import Profile
 
 IMAGE = torch.zeros(1, 3, 8, 8)
 

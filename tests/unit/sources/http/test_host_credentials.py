@@ -14,9 +14,8 @@ from object_stub import object_stub, read_whole
 
 from trims.core.errors import ConfigError, SourceRefusedError
 from trims.sources.http.client import Http
-from trims.sources.http.host_credentials import HostCredentials
 from trims.sources.http.hosts import HostPolicy
-from trims.sources.http.source import HttpSource
+from trims.sources.http.source import HostCredentials, HttpSource
 from trims.sources.settings import SourceSettings
 
 if TYPE_CHECKING:

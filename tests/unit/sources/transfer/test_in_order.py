@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from trims.sources.transfer.in_order import InOrder
 from trims.sources.transfer.partial import PIECE_BYTES, Partial
+from trims.sources.transfer.transfer import InOrder
 
 DATA = random.Random(1).randbytes(3 * PIECE_BYTES + 7)
 

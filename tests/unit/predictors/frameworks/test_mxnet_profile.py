@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kineto_traces import RECORDED
-from trims_predictors.frameworks.profiles.event import CALL, OPERATOR, RUN
-from trims_predictors.frameworks.profiles.mxnet_profile import Node, nodes_of, profile_of
+from trims_predictors.frameworks.mxnet_profile import Node, nodes_of, profile_of
+from trims_predictors.frameworks.profile_event import CALL, OPERATOR, RUN
 
 from trims.core.errors import PredictorError
 from trims.trace.levels import Level

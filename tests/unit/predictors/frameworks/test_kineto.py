@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kineto_traces import RECORDED, activities_in
-from trims_predictors.frameworks.profiles.event import CALL, KERNEL, LAYER, OPERATOR, RUN, within
-from trims_predictors.frameworks.profiles.kineto import Activity, Layer, profile_of
+from trims_predictors.frameworks.profile_event import CALL, KERNEL, LAYER, OPERATOR, RUN, within
+from trims_predictors.frameworks.torch_profiler import Activity, Layer, profile_of
 
 from trims.trace.levels import Level
 
 if TYPE_CHECKING:
-    from trims_predictors.frameworks.profiles.event import Event, Profile
+    from trims_predictors.frameworks.profile_event import Event, Profile
 
 NET = {
     number: Layer(name, kind)

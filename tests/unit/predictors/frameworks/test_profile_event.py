@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trims_predictors.frameworks.profiles.event import (
+from trims_predictors.frameworks.profile_event import (
     CALL,
     LAYER,
     MOST_SPANS,

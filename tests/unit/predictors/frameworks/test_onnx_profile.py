@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from kineto_traces import RECORDED
-from trims_predictors.frameworks.profiles.event import KERNEL, RUN
-from trims_predictors.frameworks.profiles.onnx_profile import profile_of
+from trims_predictors.frameworks.onnxruntime_profiler import profile_of
+from trims_predictors.frameworks.profile_event import KERNEL, RUN
 
 from trims.core.errors import PredictorError
 from trims.trace.levels import Level

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import PredictorError
 from trims.trace.levels import Level
-from trims_predictors.frameworks.profiles.event import CALL, OPERATOR, RUN, Event, Profile
+from trims_predictors.frameworks.profile_event import CALL, OPERATOR, RUN, Event, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
