@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from repository import ROOT
-from trims_predictors.frameworks.profiles.kineto import Activity
+from trims_predictors.frameworks.torch_profiler import Activity
 
 if TYPE_CHECKING:
     from pathlib import Path

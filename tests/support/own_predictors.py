@@ -468,7 +468,7 @@ class _ManyLayers:
         """Nothing."""
 
     def stop(self) -> Any:
-        from trims_predictors.frameworks.profiles.event import LAYER, RUN, Event, Profile
+        from trims_predictors.frameworks.profile_event import LAYER, RUN, Event, Profile
 
         from trims.trace.levels import Level
 
