@@ -8,7 +8,7 @@
    that no model needs fail (see `seccomp`). It works wherever unprivileged user namespaces are allowed.
 
 Predictors of one environment share the namespaces of its template. They see each other, and Landlock keeps them from
-reading each other's memory (`landlock`). docs/inference.md lists what the level `namespaces` does not do.
+reading each other's memory (`landlock`). docs/predictors.md lists what the level `namespaces` does not do.
 """
 
 from __future__ import annotations

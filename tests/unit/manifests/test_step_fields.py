@@ -54,7 +54,7 @@ def test_every_step_is_in_the_schema_and_in_this_test() -> None:
 
 
 def test_every_step_is_documented() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "inference.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "steps.md").read_text(), re.MULTILINE)
     assert {*KINDS, CALL_STEP, SOURCE_STEP} <= set(rows)
 
 
