@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CODE_LINES = {
     "trims": 53020,
     "client/trims_client": 5015,
-    "predictors/trims_predictors": 20409,
+    "predictors/trims_predictors": 20453,
     "bench/trims_bench": 13818,
 }
 #: Lines of a file at most, and the files that are longer still.

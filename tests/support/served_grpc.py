@@ -32,6 +32,7 @@ class StandIn:
     """A service with the model `m`."""
 
     def __init__(self, error: TrimsError | None = None) -> None:
+        self.repository = self
         self.error = error
         self.metrics = Metrics()
         self.tracing = None

@@ -10,25 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
-from trims.core.errors import (
-    BrokenWeightsError,
-    DaemonAwayError,
-    ModelNotFoundError,
-    PermissionDeniedError,
-    TrimsError,
-)
+from trims.core.errors import BrokenWeightsError, DaemonAwayError, ModelNotFoundError, PermissionDeniedError, TrimsError
 from trims.manifests.references import name_of, reference_to
-from trims.manifests.serving import ANY, ANY_RANK
 from trims.trace.spans import configure, is_on
 from trims_predictors.deployment.deployments import Deployments, keeping
 from trims_predictors.deployment.places import first_that_serves
-from trims_predictors.endpoint.load_requests import LoadRequests
+from trims_predictors.endpoint.descriptions import configuration_of, metadata_of
 from trims_predictors.endpoint.observe.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.observe.metrics import Metrics
-from trims_predictors.endpoint.observe.overview import Overview
 from trims_predictors.endpoint.observe.statistics import ModelStatistics
-from trims_predictors.endpoint.principals import caller, require_operator
+from trims_predictors.endpoint.principals import caller
 from trims_predictors.endpoint.registered_models import RegisteredModels
+from trims_predictors.endpoint.repository import Repository
 from trims_predictors.endpoint.requests.labels import Labels
 from trims_predictors.endpoint.requests.outputs import Output, arrange
 from trims_predictors.endpoint.requests.shared_memory import SharedMemory
@@ -36,7 +29,7 @@ from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims.control import AsyncAdmin, Device, Evicted, Model, Replica
+    from trims.control import AsyncAdmin, Device, Model
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
     from trims.tenants import Tenant
@@ -89,7 +82,6 @@ class Service:
         variables: Mapping[str, str | None] | None = None,
     ) -> None:
         self._daemon = daemon
-        self._loads = LoadRequests(daemon, pool.make_way)
         self.pool = pool
         self._deployments = Deployments(daemon, picker, pool.retire, variables=variables)
         pool.keep = keeping(daemon)
@@ -106,8 +98,8 @@ class Service:
         self.tracing = tracing
         self._draining = False
         self._was_ready = True
-        #: Overview that the web page shows.
-        self.overview = Overview(daemon, self._trouble, self._failure)
+        #: Orders on models, and the overview of them.
+        self.repository = Repository(daemon, pool, self._deployments, self)
 
     async def _devices(self) -> Sequence[Device]:
         """Return the daemon's devices. Raises DaemonAwayError also for a daemon that hangs."""
@@ -194,7 +186,7 @@ class Service:
     async def watch(self) -> None:
         """Keep what is known of models current, and prepare for first requests, until the task is cancelled."""
         models = RegisteredModels(
-            self._daemon, self.deployment, self.forget, self.pool.hot.want, self.pool.ahead.prepare
+            self._daemon, self.deployment, self._deployments.forget, self.pool.hot.want, self.pool.ahead.prepare
         )
         self._deployments.on_change = models.note
         looking = asyncio.ensure_future(models.run(lambda: self._deployments.is_watched))
@@ -213,7 +205,7 @@ class Service:
         """Let go of the daemon. The pool is closed by itself."""
         self.shared_memory.close()
         await self._figures.close()
-        await self.overview.close()
+        await self.repository.overview.close()
 
     async def infer(
         self,
@@ -349,16 +341,9 @@ class Service:
         If it could not be loaded last, its `properties` say why.
         """
         deployment = await self.deployment(model, version)
-        inputs, outputs = self.pool.signatures.described(deployment)
-        reason = self.pool.failures.reason(deployment)
-        return {
-            **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
-            "name": deployment.model,
-            "versions": list(deployment.versions_there),
-            "platform": PLATFORMS.get(deployment.environment.framework, "trims_python"),
-            "inputs": [_described(each) for each in inputs],
-            "outputs": [_described(each) for each in outputs],
-        }
+        return metadata_of(
+            deployment, *self.pool.signatures.described(deployment), self.pool.failures.reason(deployment)
+        )
 
     async def why_not_ready(self, model: str, version: str = "") -> str:
         """Return why a model cannot take requests now; empty if it is ready, or nothing speaks against it.
@@ -372,7 +357,7 @@ class Service:
         except TrimsError as error:
             return str(error)
         await self.is_ready()
-        reason = self._why_nothing_is_ready() or self.pool.failures.reason(deployment)
+        reason = self.why_nothing_is_ready() or self.pool.failures.reason(deployment)
         if reason or self.pool.has_loaded(deployment):
             return reason
         return await self._why_not_opened(reference_to(model, version))
@@ -386,7 +371,7 @@ class Service:
                 return str(error)
         return ""
 
-    def _why_nothing_is_ready(self) -> str:
+    def why_nothing_is_ready(self) -> str:
         """Return why no model can take requests, as it was found last; empty if models can."""
         if self._draining:
             return "the endpoint is ending"
@@ -395,19 +380,7 @@ class Service:
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """Return Triton's configuration of a model, which load generators ask for before they begin."""
         deployment = await self.deployment(model, version)
-        inputs, outputs = self.pool.signatures.described(deployment)
-        skipped = 1 if deployment.batch else 0
-        levels = {"priority_levels": deployment.priority_levels, "default_priority_level": deployment.default_priority}
-        return {
-            **({"dynamic_batching": levels} if deployment.priority_levels else {}),
-            "name": deployment.model,
-            "platform": PLATFORMS.get(deployment.environment.framework, "trims_python"),
-            "backend": deployment.environment.framework,
-            "max_batch_size": deployment.batch,
-            "input": [_configured(each, skipped) for each in inputs],
-            "output": [_configured(each, skipped) for each in outputs],
-            "instance_group": [{"count": deployment.instances, "kind": "KIND_CPU"}],
-        }
+        return configuration_of(deployment, *self.pool.signatures.described(deployment))
 
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
         """Return the statistics of one model, or of all that requests named; a tenant gets those of its requests."""
@@ -425,124 +398,3 @@ class Service:
             except ModelNotFoundError:
                 continue  # it was removed since
         return told
-
-    async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """The model repository: READY are models that are resident, unless they could not be loaded last."""
-        found = []
-        models, _ = await self.models(), await self.is_ready()
-        states = await asyncio.to_thread(lambda: list(map(self._state, models)))  # they look at environments
-        for model, (state, reason) in zip(models, states, strict=True):
-            if state == "READY" or not ready:
-                found.append({"name": model.name, "version": model.version, "state": state, "reason": reason})
-        return found
-
-    def _state(self, model: Model) -> tuple[str, str]:
-        if reason := self._why_nothing_is_ready():
-            return "UNAVAILABLE", reason
-        if trouble := self._trouble(model) or self._failure(model):
-            return "UNAVAILABLE", trouble
-        places = [replica.place for replica in model.replicas if replica.state == "sealed"]
-        return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
-
-    def _trouble(self, model: Model) -> str:
-        """Return why nothing can run a model; empty if something can. Reads files; call it from a worker."""
-        try:
-            self._deployments.make(model)
-        except TrimsError as error:
-            return str(error)
-        return ""
-
-    def _failure(self, model: Model) -> str:
-        """Return why a runnable model could not be loaded last; empty if nothing is known. For a worker, too."""
-        try:
-            return self.pool.failures.reason(self._deployments.make(model))
-        except TrimsError:
-            return ""
-
-    async def load(self, model: str) -> None:
-        """Have a model's weights in memory, and a predictor that has loaded it: so it is known whether it runs.
-
-        What was known of it is forgotten, except for a failure, which ends only with a predictor that has loaded it.
-        Raises as `LoadRequests.load` and `WorkerPool.load`.
-        """
-        require_operator("load models")
-        deployment = await self._deployments.renew(model)
-        try:
-            await self._loads.load(model)
-        except TrimsError as error:
-            self.pool.failures.learn(deployment, error)
-            raise
-        finally:
-            self.overview.expire()
-        await self.pool.load(deployment)
-
-    def forget(self, model: str) -> None:
-        """Let the predictors and hot spares of a model end: it was removed."""
-        self._deployments.forget(model)
-
-    async def unload(self, model: str) -> None:
-        """End a model's predictors and free its weights; those that are leased stay until the leases end."""
-        require_operator("unload models")
-        await self.deployment(model)
-        self._forget_all(await self._daemon.show(model))
-        await self._daemon.evict(model, drain=True)
-
-    def _forget_all(self, shown: Model) -> None:
-        """Let the idle predictors of a model end, and those of all other names of its image: they hold it as well."""
-        rows = (name for replica in shown.replicas for name in replica.names)
-        for reference in {f"{shown.name}@{shown.version}", *shown.aliases, *rows}:
-            self._deployments.forget(reference)
-
-    async def bring(self, model: str, place: str | None) -> Replica:
-        """Have a model's weights at a place, None for its manifest's. Its predictors stay. See `LoadRequests.load`."""
-        try:
-            return await self._loads.load(model, place)
-        finally:
-            self.overview.expire()
-
-    async def add(self, path: str, *, name: str | None, task: str | None) -> Model:
-        """Register the folder of a Hugging Face model, or a file of weights, as `trims add` does."""
-        try:
-            return await self._daemon.add(path, name=name, task=task)
-        finally:
-            self.overview.expire()
-
-    async def pin(self, model: str, place: str, *, pinned: bool) -> None:
-        """Never evict a model from a place, or allow that again."""
-        await (self._daemon.pin if pinned else self._daemon.unpin)(model, place)
-        self.overview.expire()
-
-    async def evict(self, model: str, place: str) -> Evicted:
-        """Free a model's memory at one place, once leases have run out. Idle predictors would hold theirs: they end."""
-        shown = await self._daemon.show(model)  # only a registered name: the daemon also takes beginnings of keys
-        if not any(replica.pinned for replica in shown.replicas if replica.place == place):  # else it will refuse
-            self._forget_all(shown)
-        try:
-            return await self._daemon.evict(model, place, drain=True)
-        finally:
-            self.overview.expire()
-
-
-#: Framework -> platform, `project_format` as the protocol says.
-PLATFORMS = {
-    "torch": "pytorch_module",
-    "transformers": "huggingface_transformers",
-    "onnxruntime": "onnx_onnxv1",
-    "mxnet": "mxnet_mxnet",
-    "numpy": "trims_python",
-}
-#: Data types as the configuration calls them, where it is not TYPE_ and the protocol's name.
-_CONFIGURED = {"BYTES": "TYPE_STRING"}
-
-
-def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
-    """An input or output in a configuration, where the batch dimension is left out."""
-    dtype = _CONFIGURED.get(tensor.dtype, f"TYPE_{tensor.dtype}")
-    told = {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
-    return {**told, "format": f"FORMAT_{tensor.layout}"} if tensor.layout else told
-
-
-def _described(tensor: TensorType) -> dict[str, Any]:
-    """Return a tensor of a model's metadata; the protocol can state any number of dimensions as [-1] at best."""
-    shape = [ANY] if tensor.shape == (ANY_RANK,) else list(tensor.shape)
-    return {"name": tensor.name, "datatype": tensor.dtype, "shape": shape}

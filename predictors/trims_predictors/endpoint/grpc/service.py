@@ -177,14 +177,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         """Return all models."""
         check_repository(request.repository_name)
-        return pb.RepositoryIndexResponse(models=await self._service.index(ready=request.ready))
+        return pb.RepositoryIndexResponse(models=await self._service.repository.index(ready=request.ready))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         """Have a model's weights in memory, and a predictor that has loaded it."""
         check_repository(request.repository_name)
         if request.parameters:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
-        await self._service.load(request.model_name)
+        await self._service.repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
@@ -218,7 +218,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Free a model's weights and end its predictors."""
         check_repository(request.repository_name)
         check_unload(request.parameters)
-        await self._service.unload(request.model_name)
+        await self._service.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
 

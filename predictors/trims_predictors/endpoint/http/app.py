@@ -283,7 +283,7 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
 
     @router.post("/v2/repository/index")
     async def index(request: Request) -> list[dict[str, str]]:
-        return await service.index(ready=bool((await parameters(request, "ready")).get("ready")))
+        return await service.repository.index(ready=bool((await parameters(request, "ready")).get("ready")))
 
     @router.post("/v2/repository/models/{model}/load")
     async def load(request: Request, model: str) -> Response:
@@ -292,7 +292,7 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
 
         async def loaded() -> Response:
-            await service.load(model)
+            await service.repository.load(model)
             return JSONResponse({})
 
         return await unless_gone(request, loaded())
@@ -300,7 +300,7 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
     @router.post("/v2/repository/models/{model}/unload")
     async def unload(request: Request, model: str) -> dict[str, Any]:
         check_unload((await parameters(request, "parameters")).get("parameters") or {})
-        await service.unload(model)
+        await service.repository.unload(model)
         return {}
 
 

@@ -57,7 +57,7 @@ def add_page_routes(router: APIRouter, service: Service, most_body_bytes: int, *
 
     @router.get("/ui/state")
     async def state() -> Response:
-        return Response(await service.overview.page(service.pool.report), media_type="application/json")
+        return Response(await service.repository.overview.page(service.pool.report), media_type="application/json")
 
 
 def _add_files(router: APIRouter) -> None:
@@ -92,24 +92,24 @@ def _add_orders(router: APIRouter, service: Service, most_body_bytes: int) -> No
         place = await place_in(request)
 
         async def brought() -> Response:
-            replica = await service.bring(model, place)
+            replica = await service.repository.bring(model, place)
             return JSONResponse({"place": replica.place, "bytes": replica.nbytes})
 
         return await unless_gone(request, brought())
 
     @router.post("/ui/models/{model}/pin")
     async def pin(request: Request, model: str) -> dict[str, Any]:
-        await service.pin(model, await place_in(request) or "cpu", pinned=True)
+        await service.repository.pin(model, await place_in(request) or "cpu", pinned=True)
         return {}
 
     @router.post("/ui/models/{model}/unpin")
     async def unpin(request: Request, model: str) -> dict[str, Any]:
-        await service.pin(model, await place_in(request) or "cpu", pinned=False)
+        await service.repository.pin(model, await place_in(request) or "cpu", pinned=False)
         return {}
 
     @router.post("/ui/models/{model}/evict")
     async def evict(request: Request, model: str) -> dict[str, Any]:
-        evicted = await service.evict(model, await place_in(request) or "cpu")
+        evicted = await service.repository.evict(model, await place_in(request) or "cpu")
         return {"freed": list(evicted.freed), "draining": list(evicted.draining)}
 
 
@@ -125,7 +125,7 @@ def _add_addition(router: APIRouter, service: Service, most_body_bytes: int, *, 
 
         async def added() -> Response:
             try:
-                model = await service.add(path, name=name, task=task)
+                model = await service.repository.add(path, name=name, task=task)
             except BrokenWeightsError as error:  # what lies there is the caller's, who named it
                 raise CallerError(str(error)) from error
             note = why_not_run(parse_manifest(model.manifest, model.origin), model.format, model.files)

@@ -241,24 +241,24 @@ def test_a_model_that_was_removed_is_not_among_the_statistics(service: Service, 
 
 
 def test_the_index_says_why_a_model_is_not_ready(service: Service) -> None:
-    found = {each["name"]: (each["state"], each["reason"]) for each in asyncio.run(service.index())}
+    found = {each["name"]: (each["state"], each["reason"]) for each in asyncio.run(service.repository.index())}
     assert found["m"] == ("READY", "")
     assert found["plain"] == ("UNAVAILABLE", "not loaded; the first request loads it")
     assert found["odd"][0] == "UNAVAILABLE"
     assert "nothing says what runs 'odd'" in found["odd"][1]
-    assert [each["name"] for each in asyncio.run(service.index(ready=True))] == ["m"]
+    assert [each["name"] for each in asyncio.run(service.repository.index(ready=True))] == ["m"]
 
 
 def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
     service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def told() -> list[str]:
-        (page,) = [each for each in json.loads(await service.overview.page(lambda: REPORT))["models"]
+        (page,) = [each for each in json.loads(await service.repository.overview.page(lambda: REPORT))["models"]
                    if each["name"] == "m"]  # fmt: skip
-        index = {each["name"]: (each["state"], each["reason"]) for each in await service.index()}
+        index = {each["name"]: (each["state"], each["reason"]) for each in await service.repository.index()}
         state, reason = index["m"]
         assert state == ("UNAVAILABLE" if reason else "READY")
-        assert [each["name"] for each in await service.index(ready=True)] == ([] if reason else ["m"])
+        assert [each["name"] for each in await service.repository.index(ready=True)] == ([] if reason else ["m"])
         properties = (await service.describe("m")).get("properties")
         assert properties == ({"ready": "false", "reason": reason} if reason else None)
         return [
@@ -273,14 +273,14 @@ def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
         for error, kept in ((CapacityError("no room"), ""), (ArtifactError("it is cut"), "it is cut")):
             daemon.error = error
             with pytest.raises(type(error)):
-                await service.load("m")
+                await service.repository.load("m")
             assert await told() == [kept] * 4
         daemon.error = None
-        await service.bring("m", None)
+        await service.repository.bring("m", None)
         assert await told() == ["it is cut"] * 4, "weights alone do not show that it runs"
         daemon.known["m"] = model("m", "sealed", framework={"name": "torch"}, description="changed")
         service._deployments.forget("m")
-        service.overview.expire()
+        service.repository.overview.expire()
         assert await told() == [""] * 4
         await service.close()
 
@@ -305,7 +305,7 @@ def test_while_the_daemon_takes_no_opens_no_model_is_ready(
         assert await service.why_not_ready("m") == ""
         daemon.health = health
         assert "the daemon takes no opens" in await service.why_not_ready("m")
-        assert {each["state"] for each in await service.index()} == {"UNAVAILABLE"}
+        assert {each["state"] for each in await service.repository.index()} == {"UNAVAILABLE"}
         daemon.health = "serving"
         assert await service.why_not_ready("m") == ""
 
@@ -334,7 +334,7 @@ def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, dae
         deployment = await service.deployment("m")
         pool.failures.learn(deployment, PredictorError("its code raised"))
         removed = daemon.known.pop("m")
-        service.forget("m")
+        service._deployments.forget("m")
         with pytest.raises(ModelNotFoundError):
             await service.why_not_ready("m")
         daemon.known["m"] = removed
@@ -347,12 +347,12 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
     service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
-        await service.load("m")
-        await service.unload("m")
+        await service.repository.load("m")
+        await service.repository.unload("m")
         assert daemon.did == [("load", "m"), ("evict", "m")]
         assert pool.loaded == pool.retired
         assert len(pool.retired) == 1
-        for work in (service.load, service.unload):
+        for work in (service.repository.load, service.repository.unload):
             with pytest.raises(ModelNotFoundError):
                 await work("unknown")
 
@@ -361,7 +361,7 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
 
 def test_a_refusal_of_the_daemon_is_passed_on_in_its_words(service: Service, daemon: Daemon) -> None:
     daemon.busy = True
-    for work in (service.unload("m"), service.evict("m", "cpu")):
+    for work in (service.repository.unload("m"), service.repository.evict("m", "cpu")):
         with pytest.raises(InUseError, match=f"^{re.escape(Daemon.BUSY)}$"):
             asyncio.run(work)
 
@@ -373,7 +373,7 @@ def test_unload_ends_predictors_of_all_names_of_the_image(pool: WorkerPool) -> N
 
     async def run() -> None:
         lines = {(await service.deployment(name)).key for name in ("a", "b")}
-        await service.unload("a")
+        await service.repository.unload("a")
         assert set(pool.retired) == lines
 
     asyncio.run(run())
@@ -403,10 +403,10 @@ def test_a_model_is_brought_and_pinned_without_an_end_of_its_predictors(
 ) -> None:
     async def run() -> None:
         await service.deployment("m")
-        await service.bring("m", "gpu:0")
-        await service.bring("m", None)
-        await service.pin("m", "cpu", pinned=True)
-        await service.pin("m", "cpu", pinned=False)
+        await service.repository.bring("m", "gpu:0")
+        await service.repository.bring("m", None)
+        await service.repository.pin("m", "cpu", pinned=True)
+        await service.repository.pin("m", "cpu", pinned=False)
 
     asyncio.run(run())
     assert daemon.did == [("load", "m", "gpu:0"), ("load", "m"), ("pin", "m", "cpu"), ("unpin", "m", "cpu")]
@@ -419,12 +419,12 @@ def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
     async def run() -> None:
         await service.deployment("m")
         daemon.known["m"] = model("m", "pinned")
-        await service.evict("m", "cpu")
+        await service.repository.evict("m", "cpu")
         assert pool.retired == []
-        await service.evict("m", "disk")
+        await service.repository.evict("m", "disk")
         assert len(pool.retired) == 1
         with pytest.raises(ModelNotFoundError):
-            await service.evict("abcdef", "cpu")
+            await service.repository.evict("abcdef", "cpu")
 
     asyncio.run(run())
     assert daemon.did == [("evict", "m", "cpu"), ("evict", "m", "disk")]

@@ -21,6 +21,7 @@ class StandIn:
     def __init__(self) -> None:
         self.did: list[tuple[Any, ...]] = []
         self.overview = SimpleNamespace(page=self.page)
+        self.repository = self
 
     async def page(self, report: Any) -> bytes:
         return b'{"models":[]}'
