@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53020,
+    "trims": 52926,
     "client/trims_client": 5015,
     "predictors/trims_predictors": 20453,
     "bench/trims_bench": 13818,

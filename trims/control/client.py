@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager
 from dataclasses import replace as replaced
-from typing import TYPE_CHECKING, Any
+from functools import partial, update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
@@ -35,7 +36,7 @@ from trims.wire.status import error_from
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from trims.control.registration import Source
 
 _NOTHING = pb.Empty()
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 #: A daemon that was away, for however long, is found again within a second: gRPC would wait for up to two minutes.
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -71,8 +74,8 @@ def _stated(**options: str | bool | None) -> dict[str, str | bool]:
     return {name: value for name, value in options.items() if value not in (None, False)}
 
 
-class Admin(_Door):
-    """A client of a daemon's control door. A context manager; safe to use from several threads.
+class AsyncAdmin(_Door):
+    """A client of a daemon's control door for asyncio. Use it in one event loop, with `async with`.
 
     Every method raises DaemonAwayError if no daemon answers, and what is listed with it.
 
@@ -82,12 +85,10 @@ class Admin(_Door):
 
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(runtime_dir)
-        self._channel = grpc.insecure_channel(f"unix:{self._address}", _OPTIONS)
+        self._channel: Any = grpc.aio.insecure_channel(f"unix:{self._address}", _OPTIONS)
         self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
 
-    # -- models ----------------------------------------------------------------------------------------------------
-
-    def add(
+    async def add(
         self,
         source: Source,
         *,
@@ -127,354 +128,12 @@ class Admin(_Door):
             be converted: then a name that is new is forgotten again, and one that was known keeps its manifest. While
             readers still have the image of a name that was removed, the model is registered as with `lazy`.
         """
-        from trims.control import registration  # reads YAML, which takes longer to import than other orders take
-
-        request = registration.register(
-            source,
-            name,
-            replace=replace,
-            options=_stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code),
-            fields=fields,
-        )
-        registration.check_proof(request, prove=prove, lazy=lazy)
-        before = self.models(registration.name_in(request))
-        with self._errors():
-            made = self._stub.Register(request)
-        if not lazy:
-            try:
-                if registration.is_fetched(request):
-                    reference = made.reference or made.name
-                    self.pull(reference, prove=prove, forget=not before, on_progress=on_progress)
-                else:
-                    self.load(made.reference or made.name, "disk", on_progress=on_progress)
-            except InUseError:
-                pass  # the image of its last registration is read and on its way out: the next load converts it
-            except BaseException:
-                if before or not registration.is_fetched(request):  # else the daemon forgets it
-                    self._take_back(made, before, replaced=replace)
-                raise
-        return replaced(self.show(made.reference or made.name), unconfirmed=tuple(made.unconfirmed))
-
-    def _take_back(self, made: Any, before: Sequence[Model], *, replaced: bool) -> None:
-        from trims.control import registration
-
-        old = registration.replaced_by(made, before, replaced=replaced)
-        if old is not None:
-            with self._errors():
-                self._stub.Register(registration.register_again(old))
-        elif not replaced:  # else what it replaced is not known
-            self.remove(made.reference or made.name)
-
-    def remove(self, name: str, *, all_versions: bool = False) -> tuple[str, ...]:
-        """Forget a version of a model; its image goes once no lease holds it and no other name stands for it.
-
-        Return the endpoints that may still answer under the name; see `Aliases.unconfirmed`.
-
-        Args:
-            name: `name@version`; or a plain name, which forgets a model that has one version.
-            all_versions: Forget the model with all its versions and aliases.
-
-        Raises:
-            ModelNotFoundError: There is no such version.
-            InUseError: An alias leads to it and there are others, or a plain name has several versions.
-        """
-        with self._errors():
-            request = orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions)
-            return tuple(self._stub.Unregister(request).unconfirmed)
-
-    def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
-        """Show or switch what a name leads to, at once for all new opens. Leases keep what they have.
-
-        A switch is answered when all endpoints of the daemon act on it, or after two seconds: the answer names those
-        that do not.
-
-        Args:
-            name: Of a model, or `name@label`: a label is made if it is not there.
-            version: That it leads to from now on. Without it, and the others, nothing is switched.
-            back: Lead to what it led to before its last switch.
-            remove: Remove the label.
-
-        Returns:
-            What the model has then.
-
-        Raises:
-            ModelNotFoundError: There is no such model, version or label.
-            CallerError: The label is called as a version; there is nothing to switch back to; a plain name is removed.
-            NotSupportedError: The daemon is older, or its registry keeps one version of each model.
-        """
-        request = orders.message(pb.AliasRequest, name=name, version=version, back=back, remove=remove)
-        with self._errors():
-            return read(Aliases, self._stub.Alias(request))
-
-    def models(self, name: str = "") -> list[Model]:
-        """Return all registered versions of all models, or of one; of each the one that its plain name leads to first.
-
-        Args:
-            name: Of the one model; there are no versions of a model that is not registered.
-        """
-        with self._errors():
-            listed = self._stub.List(orders.message(pb.ListRequest, name=name)).models
-            return [read(Model, each) for each in listed if not name or each.name == name]
-
-    def show(self, name: str, *, look: bool = False) -> Model:
-        """Return everything about one model. Raises ModelNotFoundError.
-
-        With `look` the daemon looks at the files and headers of its artifact, and ArtifactError says why no open of it
-        can succeed.
-        """
-        with self._errors():
-            return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name, look=look)))
-
-    def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
-        """Have the daemon keep what a run of a model had, if its image's graph does not state inputs and outputs.
-
-        Args:
-            name: A registered model.
-            key: Of the image that ran. Nothing is kept if the name stands for another one by now.
-
-        Raises ModelNotFoundError, CallerError.
-        """
-        with self._errors():
-            self._stub.Learn(orders.learn(name, key, inputs, outputs))
-
-    # -- residency -------------------------------------------------------------------------------------------------
-
-    def load(
-        self,
-        name: str,
-        place: str | None = None,
-        *,
-        deadline_s: float | None = None,
-        on_progress: Callable[[Loading], None] | None = None,
-    ) -> Replica:
-        """Have a model loaded before it is needed, and wait for it.
-
-        Args:
-            name: A registered model.
-            place: `cpu`, `disk` or `gpu:N`; None for what its manifest says.
-            deadline_s: Seconds to wait for the load and for room; None waits for a load, but not for leases to end.
-            on_progress: Called several times a second.
-
-        Raises:
-            ModelNotFoundError, ArtifactError, ConversionError, CapacityError, DeadlineError.
-        """
-        for _ in range(_TRIES):
-            with self._errors():
-                for message in self._stub.Load(orders.load(name, place, deadline_s)):
-                    progress = read(Loading, message)
-                    if on_progress is not None:
-                        on_progress(progress)
-                    if progress.replica is not None:
-                        return progress.replica
-        raise _never_there(name)
-
-    def pull(
-        self,
-        name: str,
-        *,
-        update: bool = False,
-        prove: bool = False,
-        forget: bool = False,
-        on_progress: Callable[[Loading], None] | None = None,
-    ) -> Loading:
-        """Fetch what lies at the address of a model's manifest, and make it ready to be opened.
-
-        Args:
-            name: A registered model whose manifest names an address.
-            update: Take what lies there now, also if it was something else when it was first seen.
-            prove: Hash also the files that lay in a hub's cache already, before they are served.
-            forget: It was registered for this pull: the daemon forgets it again if the pull fails, or its client goes,
-                unless another one asks for it.
-            on_progress: Called several times a second.
-
-        Returns:
-            The last message; its note says what was found.
-
-        Raises:
-            DigestMismatchError: It is something else than when it was first seen, without `update`.
-            SourceUnavailableError, SourceRefusedError, ArtifactNotFoundError, AddressRefusedError, NoSpaceError.
-        """
-        with self._errors():
-            request = orders.message(pb.PullRequest, name=name, update=update, prove=prove, forget=forget)
-            return _last(self._stub.Pull(request), name, on_progress)
-
-    def push(
-        self,
-        name: str,
-        address: str,
-        *,
-        replace: bool = False,
-        on_progress: Callable[[Loading], None] | None = None,
-    ) -> Loading:
-        """Write a model's image to an address (s3://, gs:// or az://), so that other machines can pull it.
-
-        Args:
-            name: A registered model.
-            address: Where to. A new version of the same model takes the place of the one that lies there.
-            replace: Take the place of another model as well.
-            on_progress: Called with each message.
-
-        Returns:
-            The last message; its note says what was written.
-
-        Raises ModelExistsError where another model lies, ModelNotFoundError, SourceRefusedError,
-        SourceUnavailableError, and what `load` raises.
-        """
-        request = orders.message(pb.PushRequest, name=name, address=address, replace=replace)
-        with self._errors():
-            return _last(self._stub.Push(request), name, on_progress)
-
-    def transfers(self) -> list[Transfer]:
-        """Return the transfers that run."""
-        with self._errors():
-            return [read(Transfer, each) for each in self._stub.Transfers(_NOTHING).transfers]
-
-    def prune(self, *, dry_run: bool = False) -> Pruned:
-        """Remove downloads that no registered model has; with `dry_run` only return what would be removed.
-
-        Nothing in the hub's cache is removed.
-        """
-        with self._errors():
-            return read(Pruned, self._stub.Prune(orders.message(pb.PruneRequest, dry_run=dry_run)))
-
-    def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
-        """Free a model's memory at a place, or everywhere; it stays registered.
-
-        Args:
-            name: A registered model, an absolute path, or the beginning of an image key.
-            place: None for all places, the image on disk included.
-            drain: Let leases run out first.
-
-        Raises:
-            InUseError: It is leased or pinned, and `drain` was not asked for.
-            ModelNotFoundError: Nothing has this name.
-        """
-        with self._errors():
-            return read(
-                Evicted,
-                self._stub.Evict(orders.evict(name, place, drain=drain)),
-            )
-
-    def pin(self, name: str, place: str = "cpu") -> None:
-        """Never evict a model from a place. Does not load it. Raises ModelNotFoundError, NotSupportedError."""
-        with self._errors():
-            self._stub.Pin(orders.message(pb.PinRequest, name=name, place=place))
-
-    def unpin(self, name: str, place: str = "cpu") -> None:
-        """Take a pin back."""
-        with self._errors():
-            self._stub.Unpin(orders.message(pb.PinRequest, name=name, place=place))
-
-    def residents(self) -> Residents:
-        """Return what is where, held by which process, until when; and the GPUs."""
-        with self._errors():
-            return read(Residents, self._stub.Resident(_NOTHING))
-
-    def watch(self) -> Generator[Change, None, None]:
-        """Yield changes of state: all from the return of this call on. Close the generator to end it."""
-        with self._errors():
-            call = self._stub.Watch(_NOTHING)
-            call.initial_metadata()  # it comes once the daemon has begun to watch
-        return self._changes(call)
-
-    def _changes(self, call: Any) -> Generator[Change, None, None]:
-        with self._errors():
-            try:
-                for message in call:
-                    yield read(Change, message)
-            finally:
-                call.cancel()
-
-    def watch_models(self, watcher: str = "") -> Generator[ModelChange, None, None]:
-        """Yield names of models that changed: first an empty change at once, then all from then on.
-
-        Args:
-            watcher: A name under which the caller confirms each change once it acts on it (`confirm_models`): orders
-                that change models wait for that. Empty for a caller that confirms nothing.
-
-        Close the generator to end it. Raises NotSupportedError at the first change if the daemon is older than this.
-        """
-        call = self._stub.WatchModels(orders.message(pb.WatchModelsRequest, watcher=watcher))
-        with self._errors():
-            try:
-                for message in call:
-                    yield read(ModelChange, message)
-            finally:
-                call.cancel()
-
-    def confirm_models(self, change: ModelChange) -> None:
-        """Confirm that the caller acts on a change that `watch_models` gave under a name."""
-        with self._errors():
-            self._stub.ConfirmModels(
-                orders.message(pb.ConfirmModelsRequest, watch=change.watch, sequence=change.sequence)
-            )
-
-    # -- the daemon ------------------------------------------------------------------------------------------------
-
-    def status(self) -> Status:
-        """Return which daemon answers, and how full it is."""
-        with self._errors():
-            return Status(read(Health, self._stub.Health(_NOTHING)), read(Stats, self._stub.Stats(_NOTHING)))
-
-    def check(self, *, verify: bool = False) -> Report:
-        """Check the daemon's ledger against the facts; with `verify`, read and hash every replica."""
-        with self._errors():
-            return read(Report, self._stub.Check(orders.message(pb.CheckRequest, verify=verify)))
-
-    def drain(self) -> None:
-        """Have the daemon take no new opens; leases run on."""
-        with self._errors():
-            self._stub.Drain(_NOTHING)
-
-    def shutdown(self, *, purge: bool = False) -> None:
-        """End the daemon. Models stay in memory for the next one, unless `purge`."""
-        with self._errors():
-            self._stub.Shutdown(orders.message(pb.ShutdownRequest, purge=purge))
-
-    # -- the end ---------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncAdmin(_Door):
-    """`Admin` for asyncio: the same methods, awaited. Use it in one event loop, with `async with`."""
-
-    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
-        super().__init__(runtime_dir)
-        self._channel = grpc.aio.insecure_channel(f"unix:{self._address}", _OPTIONS)
-        self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
-
-    async def add(
-        self,
-        source: Source,
-        *,
-        name: str | None = None,
-        replace: bool = False,
-        lazy: bool = False,
-        state_key: str | None = None,
-        task: str | None = None,
-        trust_remote_code: bool = False,
-        fields: Mapping[str, Any] | None = None,
-        prove: bool = False,
-        on_progress: Callable[[Loading], None] | None = None,
-    ) -> Model:
-        """See `Admin.add`."""
         from trims.control import registration
 
         options = _stated(state_key=state_key, task=task, trust_remote_code=trust_remote_code)
         # It looks into files, which may lie on a disk that hangs.
-        request = await asyncio.to_thread(
-            registration.register, source, name, replace=replace, options=options, fields=fields
+        request = await self._in_thread(
+            partial(registration.register, source, name, replace=replace, options=options, fields=fields)
         )
         registration.check_proof(request, prove=prove, lazy=lazy)
         before = await self.models(registration.name_in(request))
@@ -506,30 +165,74 @@ class AsyncAdmin(_Door):
             await self.remove(made.reference or made.name)
 
     async def remove(self, name: str, *, all_versions: bool = False) -> tuple[str, ...]:
-        """See `Admin.remove`."""
+        """Forget a version of a model; its image goes once no lease holds it and no other name stands for it.
+
+        Return the endpoints that may still answer under the name; see `Aliases.unconfirmed`.
+
+        Args:
+            name: `name@version`; or a plain name, which forgets a model that has one version.
+            all_versions: Forget the model with all its versions and aliases.
+
+        Raises:
+            ModelNotFoundError: There is no such version.
+            InUseError: An alias leads to it and there are others, or a plain name has several versions.
+        """
         with self._errors():
             request = orders.message(pb.UnregisterRequest, name=name, all_versions=all_versions)
             return tuple((await self._stub.Unregister(request)).unconfirmed)
 
     async def alias(self, name: str, version: str = "", *, back: bool = False, remove: bool = False) -> Aliases:
-        """See `Admin.alias`."""
+        """Show or switch what a name leads to, at once for all new opens. Leases keep what they have.
+
+        A switch is answered when all endpoints of the daemon act on it, or after two seconds: the answer names those
+        that do not.
+
+        Args:
+            name: Of a model, or `name@label`: a label is made if it is not there.
+            version: That it leads to from now on. Without it, and the others, nothing is switched.
+            back: Lead to what it led to before its last switch.
+            remove: Remove the label.
+
+        Returns:
+            What the model has then.
+
+        Raises:
+            ModelNotFoundError: There is no such model, version or label.
+            CallerError: The label is called as a version; there is nothing to switch back to; a plain name is removed.
+            NotSupportedError: The daemon is older, or its registry keeps one version of each model.
+        """
         request = orders.message(pb.AliasRequest, name=name, version=version, back=back, remove=remove)
         with self._errors():
             return read(Aliases, await self._stub.Alias(request))
 
     async def models(self, name: str = "") -> list[Model]:
-        """See `Admin.models`."""
+        """Return all registered versions of all models, or of one; of each the one that its plain name leads to first.
+
+        Args:
+            name: Of the one model; there are no versions of a model that is not registered.
+        """
         with self._errors():
             listed = (await self._stub.List(orders.message(pb.ListRequest, name=name))).models
             return [read(Model, each) for each in listed if not name or each.name == name]
 
     async def show(self, name: str, *, look: bool = False) -> Model:
-        """See `Admin.show`."""
+        """Return everything about one model. Raises ModelNotFoundError.
+
+        With `look` the daemon looks at the files and headers of its artifact, and ArtifactError says why no open of it
+        can succeed.
+        """
         with self._errors():
             return read(Model, await self._stub.Describe(orders.message(pb.NameRequest, name=name, look=look)))
 
     async def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
-        """See `Admin.learn`."""
+        """Have the daemon keep what a run of a model had, if its image's graph does not state inputs and outputs.
+
+        Args:
+            name: A registered model.
+            key: Of the image that ran. Nothing is kept if the name stands for another one by now.
+
+        Raises ModelNotFoundError, CallerError.
+        """
         with self._errors():
             await self._stub.Learn(orders.learn(name, key, inputs, outputs))
 
@@ -541,7 +244,17 @@ class AsyncAdmin(_Door):
         deadline_s: float | None = None,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Replica:
-        """See `Admin.load`."""
+        """Have a model loaded before it is needed, and wait for it.
+
+        Args:
+            name: A registered model.
+            place: `cpu`, `disk` or `gpu:N`; None for what its manifest says.
+            deadline_s: Seconds to wait for the load and for room; None waits for a load, but not for leases to end.
+            on_progress: Called several times a second.
+
+        Raises:
+            ModelNotFoundError, ArtifactError, ConversionError, CapacityError, DeadlineError.
+        """
         for _ in range(_TRIES):
             with self._errors():
                 async for message in self._stub.Load(orders.load(name, place, deadline_s)):
@@ -561,10 +274,26 @@ class AsyncAdmin(_Door):
         forget: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Loading:
-        """See `Admin.pull`."""
+        """Fetch what lies at the address of a model's manifest, and make it ready to be opened.
+
+        Args:
+            name: A registered model whose manifest names an address.
+            update: Take what lies there now, also if it was something else when it was first seen.
+            prove: Hash also the files that lay in a hub's cache already, before they are served.
+            forget: It was registered for this pull: the daemon forgets it again if the pull fails, or its client goes,
+                unless another one asks for it.
+            on_progress: Called several times a second.
+
+        Returns:
+            The last message; its note says what was found.
+
+        Raises:
+            DigestMismatchError: It is something else than when it was first seen, without `update`.
+            SourceUnavailableError, SourceRefusedError, ArtifactNotFoundError, AddressRefusedError, NoSpaceError.
+        """
         request = orders.message(pb.PullRequest, name=name, update=update, prove=prove, forget=forget)
         with self._errors():
-            return await _last_of(self._stub.Pull(request), name, on_progress)
+            return await _last(self._stub.Pull(request), name, on_progress)
 
     async def push(
         self,
@@ -574,23 +303,49 @@ class AsyncAdmin(_Door):
         replace: bool = False,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Loading:
-        """See `Admin.push`."""
+        """Write a model's image to an address (s3://, gs:// or az://), so that other machines can pull it.
+
+        Args:
+            name: A registered model.
+            address: Where to. A new version of the same model takes the place of the one that lies there.
+            replace: Take the place of another model as well.
+            on_progress: Called with each message.
+
+        Returns:
+            The last message; its note says what was written.
+
+        Raises ModelExistsError where another model lies, ModelNotFoundError, SourceRefusedError,
+        SourceUnavailableError, and what `load` raises.
+        """
         request = orders.message(pb.PushRequest, name=name, address=address, replace=replace)
         with self._errors():
-            return await _last_of(self._stub.Push(request), name, on_progress)
+            return await _last(self._stub.Push(request), name, on_progress)
 
     async def transfers(self) -> list[Transfer]:
-        """See `Admin.transfers`."""
+        """Return the transfers that run."""
         with self._errors():
             return [read(Transfer, each) for each in (await self._stub.Transfers(_NOTHING)).transfers]
 
     async def prune(self, *, dry_run: bool = False) -> Pruned:
-        """See `Admin.prune`."""
+        """Remove downloads that no registered model has; with `dry_run` only return what would be removed.
+
+        Nothing in the hub's cache is removed.
+        """
         with self._errors():
             return read(Pruned, await self._stub.Prune(orders.message(pb.PruneRequest, dry_run=dry_run)))
 
     async def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
-        """See `Admin.evict`."""
+        """Free a model's memory at a place, or everywhere; it stays registered.
+
+        Args:
+            name: A registered model, an absolute path, or the beginning of an image key.
+            place: None for all places, the image on disk included.
+            drain: Let leases run out first.
+
+        Raises:
+            InUseError: It is leased or pinned, and `drain` was not asked for.
+            ModelNotFoundError: Nothing has this name.
+        """
         with self._errors():
             return read(
                 Evicted,
@@ -598,22 +353,22 @@ class AsyncAdmin(_Door):
             )
 
     async def pin(self, name: str, place: str = "cpu") -> None:
-        """See `Admin.pin`."""
+        """Never evict a model from a place. Does not load it. Raises ModelNotFoundError, NotSupportedError."""
         with self._errors():
             await self._stub.Pin(orders.message(pb.PinRequest, name=name, place=place))
 
     async def unpin(self, name: str, place: str = "cpu") -> None:
-        """See `Admin.unpin`."""
+        """Take a pin back."""
         with self._errors():
             await self._stub.Unpin(orders.message(pb.PinRequest, name=name, place=place))
 
     async def residents(self) -> Residents:
-        """See `Admin.residents`."""
+        """Return what is where, held by which process, until when; and the GPUs."""
         with self._errors():
             return read(Residents, await self._stub.Resident(_NOTHING))
 
     async def watch(self) -> AsyncGenerator[Change, None]:
-        """See `Admin.watch`: `async for change in await admin.watch()`."""
+        """Yield changes of state: all from the return of this call on. Close the generator to end it."""
         with self._errors():
             call = self._stub.Watch(_NOTHING)
             await call.initial_metadata()
@@ -628,13 +383,20 @@ class AsyncAdmin(_Door):
                 call.cancel()
 
     async def confirm_models(self, change: ModelChange) -> None:
-        """See `Admin.confirm_models`."""
+        """Confirm that the caller acts on a change that `watch_models` gave under a name."""
         request = orders.message(pb.ConfirmModelsRequest, watch=change.watch, sequence=change.sequence)
         with self._errors():
             await self._stub.ConfirmModels(request)
 
     async def watch_models(self, watcher: str = "") -> AsyncGenerator[ModelChange, None]:
-        """See `Admin.watch_models`: `async for change in admin.watch_models()`."""
+        """Yield names of models that changed: first an empty change at once, then all from then on.
+
+        Args:
+            watcher: A name under which the caller confirms each change once it acts on it (`confirm_models`): orders
+                that change models wait for that. Empty for a caller that confirms nothing.
+
+        Close the generator to end it. Raises NotSupportedError at the first change if the daemon is older than this.
+        """
         call = self._stub.WatchModels(orders.message(pb.WatchModelsRequest, watcher=watcher))
         with self._errors():
             try:
@@ -644,28 +406,32 @@ class AsyncAdmin(_Door):
                 call.cancel()
 
     async def status(self) -> Status:
-        """See `Admin.status`."""
+        """Return which daemon answers, and how full it is."""
         with self._errors():
             health, stats = await self._stub.Health(_NOTHING), await self._stub.Stats(_NOTHING)
             return Status(read(Health, health), read(Stats, stats))
 
     async def check(self, *, verify: bool = False) -> Report:
-        """See `Admin.check`."""
+        """Check the daemon's ledger against the facts; with `verify`, read and hash every replica."""
         with self._errors():
             return read(Report, await self._stub.Check(orders.message(pb.CheckRequest, verify=verify)))
 
     async def drain(self) -> None:
-        """See `Admin.drain`."""
+        """Have the daemon take no new opens; leases run on."""
         with self._errors():
             await self._stub.Drain(_NOTHING)
 
     async def shutdown(self, *, purge: bool = False) -> None:
-        """See `Admin.shutdown`."""
+        """End the daemon. Models stay in memory for the next one, unless `purge`."""
         with self._errors():
             await self._stub.Shutdown(orders.message(pb.ShutdownRequest, purge=purge))
 
+    @staticmethod
+    async def _in_thread(work: Callable[[], _Result]) -> _Result:
+        return await asyncio.to_thread(work)
+
     async def close(self) -> None:
-        """See `Admin.close`."""
+        """Close the connection. Idempotent."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
@@ -675,6 +441,152 @@ class AsyncAdmin(_Door):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class _Ready:
+    """What a blocking stub has answered, for code that awaits it: nothing waits any more.
+
+    Args:
+        found: A message, or a stream of messages.
+    """
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._found
+        yield  # which makes it a generator
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        for message in self._found:
+            return message
+        raise StopAsyncIteration
+
+    def initial_metadata(self) -> _Ready:
+        """See `grpc.aio.Call`."""
+        return _Ready(self._found.initial_metadata())
+
+    def cancel(self) -> None:
+        """See `grpc.aio.Call`."""
+        self._found.cancel()
+
+
+class _BlockingStub:
+    """Stub whose methods block, for code that awaits them."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, method: str) -> Callable[[Any], _Ready]:
+        return lambda request: _Ready(getattr(self._stub, method)(request))
+
+
+class _BlockingCalls(AsyncAdmin):
+    """The calls of `AsyncAdmin` over a stub that blocks: none of their coroutines waits for anything."""
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+        _Door.__init__(self, runtime_dir)
+        self._channel = grpc.insecure_channel(f"unix:{self._address}", _OPTIONS)
+        self._stub = _BlockingStub(trims_pb2_grpc.ControlStub(self._channel))  # type: ignore[no-untyped-call] # generated
+
+    @staticmethod
+    async def _in_thread(work: Callable[[], _Result]) -> _Result:
+        return work()
+
+    async def close(self) -> None:
+        """See `Admin.close`."""
+        self._channel.close()
+
+
+def _finish(call: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    call.close()
+    raise AssertionError("a blocking call waited for an event loop")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncAdmin, _Given], Coroutine[Any, Any, _Result]],
+) -> Callable[Concatenate[Admin, _Given], _Result]:
+    """Return the method of `Admin` that blocks where this one of `AsyncAdmin` is awaited."""
+
+    def call(self: Admin, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        coroutine: Coroutine[Any, Any, _Result] = getattr(self._calls, method.__name__)(*given, **named)
+        return _finish(coroutine)
+
+    update_wrapper(call, method)
+    return call
+
+
+def _each(changes: AsyncGenerator[_Result, None]) -> Generator[_Result, None, None]:
+    """Yield what an asynchronous generator over a stub that blocks yields."""
+    try:
+        while True:
+            try:
+                yield _finish(changes.__anext__())
+            except StopAsyncIteration:
+                return
+    finally:
+        _finish(changes.aclose())
+
+
+class Admin:
+    """A client of a daemon's control door. A context manager; safe to use from several threads.
+
+    Every method raises DaemonAwayError if no daemon answers, and what is listed with it. Each is the method of
+    `AsyncAdmin` with the same name, and blocks.
+
+    Args:
+        runtime_dir: Folder of the daemon's sockets; None for `$TRIMS_RUNTIME_DIR` or the default of this user.
+    """
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+        self._calls = _BlockingCalls(runtime_dir)
+
+    add = _blocking(AsyncAdmin.add)
+    remove = _blocking(AsyncAdmin.remove)
+    alias = _blocking(AsyncAdmin.alias)
+    models = _blocking(AsyncAdmin.models)
+    show = _blocking(AsyncAdmin.show)
+    learn = _blocking(AsyncAdmin.learn)
+    load = _blocking(AsyncAdmin.load)
+    pull = _blocking(AsyncAdmin.pull)
+    push = _blocking(AsyncAdmin.push)
+    transfers = _blocking(AsyncAdmin.transfers)
+    prune = _blocking(AsyncAdmin.prune)
+    evict = _blocking(AsyncAdmin.evict)
+    pin = _blocking(AsyncAdmin.pin)
+    unpin = _blocking(AsyncAdmin.unpin)
+    residents = _blocking(AsyncAdmin.residents)
+    confirm_models = _blocking(AsyncAdmin.confirm_models)
+    status = _blocking(AsyncAdmin.status)
+    check = _blocking(AsyncAdmin.check)
+    drain = _blocking(AsyncAdmin.drain)
+    shutdown = _blocking(AsyncAdmin.shutdown)
+    close = _blocking(AsyncAdmin.close)
+
+    def watch(self) -> Generator[Change, None, None]:
+        """Yield changes of state: all from the return of this call on. Close the generator to end it."""
+        return _each(_finish(self._calls.watch()))
+
+    def watch_models(self, watcher: str = "") -> Generator[ModelChange, None, None]:
+        """Yield names of models that changed; see `AsyncAdmin.watch_models`. Close the generator to end it."""
+        return _each(self._calls.watch_models(watcher))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _never_there(name: str) -> TrimsError:
@@ -706,10 +618,10 @@ def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
     return AsyncAdmin(runtime_dir)
 
 
-def _last(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
+async def _last(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
     """Return the last message of a transfer. Raises LostPeerError if the daemon ended before."""
     try:
-        for message in messages:
+        async for message in messages:
             progress = read(Loading, message)
             if on_progress is not None:
                 on_progress(progress)
@@ -718,15 +630,4 @@ def _last(messages: Any, name: str, on_progress: Callable[[Loading], None] | Non
     except BaseException:
         messages.cancel()  # of a client that is interrupted nothing goes on
         raise
-    raise LostPeerError(f"the daemon ended before the transfer of {name} did; what has come is kept")
-
-
-async def _last_of(messages: Any, name: str, on_progress: Callable[[Loading], None] | None) -> Loading:
-    """See `_last`."""
-    async for message in messages:
-        progress = read(Loading, message)
-        if on_progress is not None:
-            on_progress(progress)
-        if progress.done:
-            return progress
     raise LostPeerError(f"the daemon ended before the transfer of {name} did; what has come is kept")
