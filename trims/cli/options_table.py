@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING
+
+from trims.daemon.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,36 +15,40 @@ _HEAD = """# Commands and options
 
 Every command of `trims` with its arguments and options. `trims help COMMAND` prints one of them, and `trims help --all`
 prints this page. All take `--runtime-dir`, the folder of the daemon's sockets (default: $TRIMS_RUNTIME_DIR). Options of
-`trims serve` are settings: a YAML file (`--config`) and variables (`TRIMS_CPU_CAPACITY_BYTES`) have the same names.
+`trims serve` are the [settings](operations.md#settings): `--cpu-capacity-bytes 8GiB` for `cpu_capacity_bytes`.
 """
 
 
 def markdown(parser: argparse.ArgumentParser) -> str:
     """Return the page for a parser with commands."""
-    return "\n".join([_HEAD, *_commands(parser, "trims")])
+    return "\n".join([_HEAD, *_commands(parser, "trims", {})])
 
 
-def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
+def _commands(parser: argparse.ArgumentParser, name: str, tables: dict[tuple[str, ...], str]) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             seen: set[int] = set()
             for word, command in action.choices.items():
                 if id(command) not in seen:
                     seen.add(id(command))
-                    yield from _command(command, f"{name} {word}")
+                    yield from _command(command, f"{name} {word}", tables)
 
 
-def _command(command: argparse.ArgumentParser, name: str) -> Iterator[str]:
+def _command(command: argparse.ArgumentParser, name: str, tables: dict[tuple[str, ...], str]) -> Iterator[str]:
+    """Yield the section of one command. A table of options that another command has already is named by that one."""
     yield f"## {name}\n"
     if command.description:
         yield f"{_plain(command.description)}\n"
-    rows = [row for action in command._actions if (row := _row(action))]
-    if rows:
-        yield "| argument or option | meaning |"
+    settings = {each.name for each in fields(Config)} if name == "trims serve" else ()
+    rows = tuple(row for action in command._actions if action.dest not in settings and (row := _row(action)))
+    if (same := tables.setdefault(rows, name)) != name and len(rows) > 1:
+        yield f"Arguments and options are those of `{same}`.\n"
+    elif rows:
+        yield "| | |"
         yield "| --- | --- |"
         yield from rows
         yield ""
-    yield from _commands(command, name)
+    yield from _commands(command, name, tables)
 
 
 def _row(action: argparse.Action) -> str:
