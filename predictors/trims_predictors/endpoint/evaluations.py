@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from trims.core.errors import NotOfferedError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.endpoint.settings import EndpointSettings
 
+_log = logging.getLogger(__name__)
 #: Group of entry points; the first that is found serves.
 GROUP = "trims.evaluations"
 #: Methods and paths that are answered with the remedy where no package measures.
@@ -29,13 +31,20 @@ class MeasuringRoutes(Protocol):
 
 
 class NotInstalled:
-    """Routes where no package measures: each request is refused with the remedy."""
+    """Routes where no package measures: each request is refused with the remedy.
+
+    Args:
+        why: The end of a sentence.
+    """
+
+    def __init__(self, why: str = "which is not installed") -> None:
+        self._why = why
 
     def add_to(self, router: APIRouter, most_body_bytes: int) -> None:  # noqa: ARG002
         """Add the routes."""
 
         async def refuse() -> Response:
-            raise NotOfferedError("evaluations need a package that is not installed: pip install 'trims[eval]'")
+            raise NotOfferedError(f"evaluations need the package that measures, {self._why}: pip install 'trims[eval]'")
 
         for path in _PATHS:
             router.add_api_route(path, refuse, methods=_METHODS)
@@ -48,6 +57,10 @@ class NotInstalled:
 def measuring_routes(settings: EndpointSettings) -> MeasuringRoutes:
     """Return the routes of the package that measures, or those that name it."""
     for entry in importlib.metadata.entry_points(group=GROUP):
-        made: MeasuringRoutes = entry.load()(settings)
+        try:
+            made: MeasuringRoutes = entry.load()(settings)
+        except ImportError as error:
+            _log.warning("there are no evaluations: %s cannot be imported: %s", entry.value, error)
+            return NotInstalled(f"which cannot be imported ({error})")
         return made
     return NotInstalled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -84,3 +85,13 @@ def test_a_report_is_a_page_that_may_run_nothing(made: MeasuringRoutes) -> None:
 def test_without_the_measuring_package_each_route_names_the_remedy(path: str) -> None:
     with pytest.raises(NotOfferedError, match="pip install"):
         ask(NotInstalled(), "GET", path)
+
+
+def test_a_measuring_package_that_cannot_be_imported_is_named_and_keeps_nothing_else_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = [importlib.metadata.EntryPoint("bench", "no_such_bench.routes:Routes", "trims.evaluations")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: there)
+    made = measuring_routes(EndpointSettings(Settings(str(tmp_path))))
+    with pytest.raises(NotOfferedError, match=r"cannot be imported \(No module named 'no_such_bench'\): pip install"):
+        ask(made, "GET", "/v1/evaluations")
