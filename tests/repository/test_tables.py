@@ -71,6 +71,12 @@ def test_the_page_of_faults_is_what_its_tool_writes_from_the_tests() -> None:
     assert (DOCS / "faults.md").read_text() == found["page"](), "run tools/fault_table.py"
 
 
+def test_readme_and_documents_stay_within_their_bounds() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    words = sum(len(re.findall(r"\S*\w\S*", file.read_text())) for file in DOCS.glob("*.md"))
+    assert words <= 40_000
+
+
 def test_every_field_of_openais_routes_is_documented_as_it_is_taken() -> None:
     rows = {row[0].strip("`"): row[1:] for row in table_under("hugging-face.md", "route", "fields that are followed")}
     assert rows.keys() == HONOURED.keys()

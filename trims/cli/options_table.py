@@ -58,7 +58,7 @@ def _row(action: argparse.Action) -> str:
     name = ", ".join(action.option_strings)
     if action.nargs != 0:
         choices = "" if action.choices is None else "{" + ",".join(map(str, action.choices)) + "}"
-        value = action.metavar or choices or action.dest.upper()
+        value = action.metavar or choices or "…"
         name = f"{name} {value}".strip() if action.option_strings else str(action.metavar or action.dest)
     return f"| `{name}` | {_plain(action.help or '')} |"
 
