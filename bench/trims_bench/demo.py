@@ -26,14 +26,14 @@ from trims_bench.daemon import DaemonProcess
 from trims_bench.endpoint import EndpointError, EndpointProcess
 from trims_bench.evaluation.stack import stack
 from trims_bench.holding import held
-from trims_bench.models import SHIPPED, artifact_of, published
+from trims_bench.models import ONNX, artifact_of, manifest, published
 from trims_bench.scenarios.programs import Programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 #: The model that many processes share, and the one that a program starts.
-_SHARED = next(model for model in SHIPPED if model.name == "resnet50")
+_SHARED = manifest("resnet50", "resnet50", ONNX)
 _NAME, _TEXT = "minilm", "weights that stay"
 #: A program that knows nothing of trims.
 _PROGRAM = """\
@@ -118,18 +118,17 @@ class Demo:
 
     def _share(self) -> None:
         count, daemon = self._processes, self._daemon
-        _title(f"4. {count} processes with one model", _SHARED.title)
+        _title(f"4. {count} processes with one model", "ResNet-50, ONNX Runtime")
         with console().status(f"{count} processes, by the framework alone and over trims"):
-            daemon.register(_SHARED.raw(place="cpu"))
-            one_copy = daemon.load(_SHARED.name, place="cpu").nbytes
-            raw = {"name": _SHARED.name, "artifact": {"format": "onnx", "options": {}}}
-            arrays = (_SHARED.architecture, _SHARED.framework)
-            artifact = artifact_of(_SHARED.manifest, daemon.state_dir)
-            with held(count, model=raw, arrays=arrays, runtime_dir=daemon.runtime_dir, artifact=artifact) as pids:
+            name = daemon.register({**_SHARED, "residency": {"place": "cpu"}})
+            one_copy = daemon.load(name, place="cpu").nbytes
+            arrays = ("resnet50", ONNX)
+            artifact = artifact_of(_SHARED, daemon.state_dir)
+            with held(count, model=_SHARED, arrays=arrays, runtime_dir=daemon.runtime_dir, artifact=artifact) as pids:
                 alone = smaps.total([smaps.of_process(pid) for pid in pids]).pss
-            with held(count, model=raw, arrays=arrays, runtime_dir=daemon.runtime_dir) as pids:
+            with held(count, model=_SHARED, arrays=arrays, runtime_dir=daemon.runtime_dir) as pids:
                 over = smaps.total([smaps.of_process(pid) for pid in pids]).pss
-                weights = smaps.total([smaps.of_weights(pid, daemon.location(_SHARED.name)) for pid in pids]).pss
+                weights = smaps.total([smaps.of_weights(pid, daemon.location(name)) for pid in pids]).pss
         self.figures |= {"memory_alone_bytes": alone, "memory_shared_bytes": over}
         table(
             ("memory of all (PSS)", "by the framework alone>", "over trims>", "of it: weights>"),
