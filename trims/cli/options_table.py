@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from trims.daemon.config import Config
@@ -35,12 +34,11 @@ def _commands(parser: argparse.ArgumentParser, name: str, tables: dict[tuple[str
 
 
 def _command(command: argparse.ArgumentParser, name: str, tables: dict[tuple[str, ...], str]) -> Iterator[str]:
-    """Yield the section of one command. A table of options that another command has already is named by that one."""
     yield f"## {name}\n"
     if command.description:
         yield f"{_plain(command.description)}\n"
-    settings = {each.name for each in fields(Config)} if name == "trims serve" else ()
-    rows = tuple(row for action in command._actions if action.dest not in settings and (row := _row(action)))
+    left_out = Config.__dataclass_fields__ if name == "trims serve" else ()
+    rows = tuple(row for action in command._actions if action.dest not in left_out and (row := _row(action)))
     if (same := tables.setdefault(rows, name)) != name and len(rows) > 1:
         yield f"Arguments and options are those of `{same}`.\n"
     elif rows:
