@@ -228,6 +228,15 @@ def module_folder() -> Iterator[Path]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def forked_starts() -> Iterator[None]:
+    """Start Python processes of a module by forks of one that has imported the frameworks."""
+    from forked_starts import forking
+
+    with forking():
+        yield
+
+
 @pytest.fixture
 def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
     """Start a daemon in this process with the settings given; ended, and its memory freed, after the test."""

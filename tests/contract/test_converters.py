@@ -32,6 +32,7 @@ from trims.testing.converters import LIMITS, convert
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 WEIGHT = np.arange(32 * 64, dtype="<f4").reshape(32, 64)
 
 
@@ -262,7 +263,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 def test_finding_its_files_imports_no_framework_as_the_daemon_does_it(case: Case, main: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", WITHOUT_FRAMEWORK, case.format, str(main)]
+    command = [sys.executable, "-s", "-c", WITHOUT_FRAMEWORK, case.format, str(main)]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     heavy = {"torch", "onnx", "onnxruntime", "mxnet", "transformers", "safetensors", "numpy"}
     assert not heavy.intersection(printed.split())

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 _DEADLINE_S = 60.0
 
 

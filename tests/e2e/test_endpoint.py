@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 PERF_ANALYZER = CLIENTS_PYTHON.parent.parent / "perf_analyzer" / "perf_analyzer"
 CHECKS = [

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(240),
+    pytest.mark.usefixtures("forked_starts"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 WEIGHTS = {"weight": np.arange(100_000), "half": np.arange(7, dtype="f2")}
 
 
-pytestmark = pytest.mark.usefixtures("own_files")
+pytestmark = pytest.mark.usefixtures("own_files", "forked_starts")
 
 
 @pytest.fixture

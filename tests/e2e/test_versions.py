@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trims.control import Admin
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 #: Requests that are under way at once while an alias is switched.
 _CLIENTS = 6
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
+pytestmark = pytest.mark.usefixtures("forked_starts")
 TOTAL_BYTES = 512 << 20
 SETTINGS = {"gpus": "auto", "gpu_share": 0.5, "gpu_reserve_bytes": "64MiB"}
 

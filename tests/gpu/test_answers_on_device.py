@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
+pytestmark = pytest.mark.usefixtures("forked_starts")
 #: One that frameworks compute on, which the stand-in for the driver is not.
 ON_DEVICE = pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.kernels])
 IMAGE = np.linspace(-1, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)

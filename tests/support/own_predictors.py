@@ -209,20 +209,6 @@ class Picky(Echo):
         return dict(inputs)
 
 
-class Hanging(Echo):
-    """Is never ready."""
-
-    def load(self, weights: Weights, context: Context) -> None:
-        time.sleep(3600)
-
-
-class Liar(Echo):
-    """Gives other outputs than its manifest states."""
-
-    def predict(self, inputs: Arrays) -> Arrays:
-        return {"y": np.zeros((2, 2), "f4")}
-
-
 class Told(Echo):
     """Says how many inputs its context has."""
 
