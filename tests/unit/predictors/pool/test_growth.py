@@ -101,19 +101,6 @@ def test_requests_behind_runs_that_do_not_end_are_answered(daemon: Daemon, check
     drive(troubled(daemon, checkpoint), work, most_instances=8)
 
 
-def test_a_stated_number_of_instances_is_kept(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    async def work(driver: Driver) -> None:
-        runs = await hanging(driver, 2)
-        waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
-        await asyncio.sleep(0)
-        key = (await driver.deployment()).key
-        assert driver.pool._grower._timers == {}
-        assert driver.pool.state(key) == {"queued": 1, "starting": 0, "idle": 0, "busy": 2}
-        await end([*runs, waiting])
-
-    drive(troubled(daemon, checkpoint, instances=2), work, most_instances=8)
-
-
 def test_without_memory_for_further_predictors_requests_wait_and_the_log_says_why(
     daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
 from trims_client import connect
-from trims_predictors.deployment.deployment import Answer
 from trims_predictors.tensors import from_array
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
     from trims_predictors.children.launcher import Environment
     from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.deployment.deployment import Answer
 
     from trims.daemon.main import Daemon
 
@@ -466,48 +466,6 @@ def test_a_cold_request_without_descriptors_is_told_the_remedy(scaler: Daemon) -
     drive(scaler, work)
 
 
-def test_more_models_than_slots_all_answer(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    names = [f"m{index}" for index in range(5)]
-    for name in names:
-        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"})
-
-    async def work(driver: Driver) -> None:
-        asked = [driver.ask(name, x=[float(turn)]) for turn in range(3) for name in names]
-        answers = await asyncio.gather(*asked)
-        assert [arrays(answer)["y"][0] for answer in answers] == [2.0 * turn for turn in range(3) for _ in names]
-
-    drive(daemon, work, predictors=2)
-
-
-def test_several_predictors_of_a_model_are_processes_of_their_own(
-    daemon: Daemon, checkpoint: Callable[..., Path]
-) -> None:
-    register(daemon, checkpoint, predictor={"call": "own_predictors:Slow", "instances": 3})
-
-    async def work(driver: Driver) -> set[int]:
-        answers = await asyncio.gather(*(driver.ask(x=[0.3]) for _ in range(6)))
-        return {int(arrays(answer)["pid"][0]) for answer in answers}
-
-    pids = drive(daemon, work)
-    assert 1 < len(pids) <= 3
-    assert os.getpid() not in pids
-
-
-def test_requests_run_together_and_each_gets_its_own_rows(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    predictor = {"call": "own_predictors:Rows", "max_batch_size": 8, "batch_delay_s": 0.2}
-    register(daemon, checkpoint, predictor=predictor)
-
-    async def work(driver: Driver) -> list[Answer]:
-        await driver.ask(x=np.zeros((8, 2)))
-        return await asyncio.gather(*(driver.ask(x=np.full((rows, 2), rows)) for rows in (1, 2, 4)))
-
-    for rows, answer in zip((1, 2, 4), drive(daemon, work), strict=True):
-        found = arrays(answer)
-        assert found["x"].tolist() == [[rows, rows]] * rows
-        assert found["rows"].tolist() == [7] * rows
-        assert (answer.batch, answer.rows, answer.run_rows) == (3, rows, 7)
-
-
 def test_more_rows_than_a_model_takes_at_once_are_refused(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     register(daemon, checkpoint, predictor={"call": "own_predictors:Rows", "max_batch_size": 4})
 
@@ -595,16 +553,6 @@ def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
     assert all(timer.cancelled() for timer in left), "a predictor that has ended leaves no timer"
 
 
-def test_an_idle_predictor_ends_after_its_keep_alive(scaler: Daemon) -> None:
-    async def work(driver: Driver) -> None:
-        await driver.ask(x=[1.0])
-        while driver.pool.counters.get("ended") != 1:
-            await asyncio.sleep(0.01)
-        assert (await driver.ask(x=[1.0])).cold
-
-    drive(scaler, work, keep_alive_s=0.0)
-
-
 def test_inputs_may_be_written_to_and_the_next_request_does_not_see_it(
     daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
@@ -613,17 +561,6 @@ def test_inputs_may_be_written_to_and_the_next_request_does_not_see_it(
     async def work(driver: Driver) -> None:
         for _ in range(3):
             assert arrays(await driver.ask(x=[1.0, 2.0]))["x"].tolist() == [2.0, 3.0]
-
-    drive(daemon, work)
-
-
-def test_large_tensors_come_back_as_they_were(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    register(daemon, checkpoint, predictor={"call": "own_predictors:Echo"})
-    large = np.random.default_rng(0).random((3, 1 << 20))
-
-    async def work(driver: Driver) -> None:
-        for size in (1, 3, 2):
-            assert np.array_equal(arrays(await driver.ask(x=large[:size]))["x"], large[:size])
 
     drive(daemon, work)
 
@@ -662,67 +599,6 @@ def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Da
     drive(troubled, work)
 
 
-def test_one_wrong_request_in_a_batch_does_not_fail_the_others(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    predictor = {"call": "own_predictors:Picky", "max_batch_size": 8, "batch_delay_s": 0.2}
-    register(daemon, checkpoint, predictor=predictor)
-
-    async def work(driver: Driver) -> None:
-        asked = [driver.ask(x=[value]) for value in (1.0, -2.0, 3.0)]
-        first, second, third = await asyncio.gather(*asked, return_exceptions=True)
-        assert isinstance(first, Answer)
-        assert isinstance(third, Answer)
-        assert (arrays(first)["x"], arrays(third)["x"]) == ([1.0], [3.0])
-        assert isinstance(second, CallerError)
-        assert str(second) == "x is negative"
-
-    drive(daemon, work)
-
-
-def test_models_that_hang_while_they_load_keep_no_slot_from_others(
-    daemon: Daemon, checkpoint: Callable[..., Path]
-) -> None:
-    for name in ("h1", "h2"):
-        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Hanging"})
-    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
-
-    async def work(driver: Driver) -> None:
-        hanging = [driver.ask(name, wait_s=1.0, x=[1.0]) for name in ("h1", "h2")]
-        for error in await asyncio.gather(*hanging, return_exceptions=True):
-            assert isinstance(error, DeadlineError)
-        assert arrays(await driver.ask(x=[1.0]))["y"].tolist() == [2.0]
-
-    drive(daemon, work, predictors=2)
-
-
-def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault(
-    daemon: Daemon, checkpoint: Callable[..., Path]
-) -> None:
-    for name, output, shape in (("shape", "y", [-1]), ("name", "z", [])):
-        outputs = [{"name": output, "dtype": "FP32", "shape": shape}]
-        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Liar"}, outputs=outputs)
-
-    async def work(driver: Driver) -> None:
-        with pytest.raises(PredictorError, match=r"'y' of 'shape' is FP32 of shape \[2, 2\]; its manifest states FP32"):
-            await driver.ask("shape", x=[1.0])
-        with pytest.raises(PredictorError, match="gave no output 'z', which its manifest states; it gave y"):
-            await driver.ask("name", x=[1.0])
-
-    drive(daemon, work)
-
-
-def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(troubled: Daemon) -> None:
-    async def work(driver: Driver) -> None:
-        pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
-        (template,) = driver.pool._warm_pool._inventory.templates.values()
-        for victim in (template.pid, pid):
-            os.kill(victim, signal.SIGKILL)
-        while driver.pool.state((await driver.deployment()).key)["idle"]:
-            await asyncio.sleep(0)
-        assert (await driver.ask(do=text("nothing"))).cold
-
-    drive(troubled, work)
-
-
 def test_a_predictor_that_was_expected_answers_the_request_that_comes(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         deployment, came = await driver.deployment(), time.perf_counter()
@@ -753,18 +629,6 @@ def test_no_predictor_is_expected_for_what_would_be_refused_or_end_at_once(
         assert driver.pool.state(deployment.key)["starting"] == 1
 
     drive(daemon, work)
-
-
-def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: Daemon) -> None:
-    async def work(driver: Driver) -> None:
-        deployment = await driver.deployment()
-        driver.pool.expect(deployment, [from_array("x", np.array([1.0]))])
-        driver.pool.retire(deployment.key)
-        while driver.pool.counters.get("ended") != 1:
-            await asyncio.sleep(0.01)
-        assert driver.pool.report()["models"] == {}
-
-    drive(scaler, work)
 
 
 def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
