@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
+pytestmark = pytest.mark.usefixtures("forked_starts")
 TOTAL_BYTES = 512 << 20
 
 

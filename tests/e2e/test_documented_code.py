@@ -35,6 +35,7 @@ from trims.wire.address import ATTACH_SOCKET
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 #: All but the tutorial, which test_tutorial.py runs.
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 DOCUMENTS.remove("docs/tutorial.md")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _IMPORTED = (
-    "asyncio", "grpc", "msgspec", "yaml", "numpy", "ml_dtypes", "safetensors.numpy", "torch", "transformers",
-    "transformers.pipelines", "transformers.models.bert.modeling_bert",
+    "trims.daemon.main", "trims.control", "trims_client", "asyncio", "numpy", "ml_dtypes", "safetensors.numpy", "torch",
+    "transformers", "transformers.pipelines", "transformers.models.bert.modeling_bert",
 )  # fmt: skip
 _PR_SET_CHILD_SUBREAPER, _MOST_BYTES, _HIGH_FD, _ADOPTION_S = 36, 1 << 20, 500, 30.0
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
