@@ -229,35 +229,6 @@ def test_a_template_without_use_ends_and_the_next_request_starts_it_again(folder
 
 
 @pytest.mark.usefixtures("counts_often")
-def test_a_template_with_a_living_predictor_is_in_use_for_as_long_as_that_lives(folder: Path) -> None:
-    async def work(warm_pool: WarmPool) -> None:
-        first, second = await predictor_of(warm_pool), await predictor_of(warm_pool)
-        await first.end()
-        await until(lambda: warm_pool.templates()["numpy"]["bytes"])
-        await asyncio.sleep(0.1)
-        assert running(warm_pool) == 1
-        await second.end()
-        await until(lambda: not running(warm_pool))
-
-    nurse(folder, work, limits=Limits(0.0))
-
-
-@pytest.mark.usefixtures("counts_often")
-def test_a_template_that_is_to_be_ready_stays_without_use_until_its_memory_is_needed(folder: Path) -> None:
-    async def work(warm_pool: WarmPool) -> None:
-        warm_pool.keep(NUMPY)
-        await (await predictor_of(warm_pool)).end()
-        await until(lambda: warm_pool.templates()["numpy"]["bytes"])
-        await asyncio.sleep(0.1)
-        assert running(warm_pool) == 1
-        warm_pool._reclaimer.limits = Limits(0.0, 1)
-        warm_pool._reclaimer.wake()
-        await until(lambda: not running(warm_pool))
-
-    nurse(folder, work, limits=Limits(0.0))
-
-
-@pytest.mark.usefixtures("counts_often")
 def test_an_environment_may_be_removed_once_nothing_runs_in_it_any_more(folder: Path) -> None:
     env_store = EnvironmentStore(folder / "environments")
     made = put(env_store.folder, numpy="2.0")
@@ -274,27 +245,6 @@ def test_an_environment_may_be_removed_once_nothing_runs_in_it_any_more(folder: 
         env_store.remove(made.name)
 
     nurse(folder, work, limits=Limits(0.0))
-
-
-@pytest.mark.usefixtures("counts_often")
-def test_over_the_bound_the_template_used_least_recently_goes_and_the_other_stays(folder: Path) -> None:
-    async def work(warm_pool: WarmPool) -> None:
-        for environment in (OTHER, NUMPY):
-            await (await predictor_of(warm_pool, environment)).end()
-        await until(
-            lambda: all(each.pid in warm_pool._reclaimer.counted for each in warm_pool._inventory.templates.values())
-        )
-        warm_pool._reclaimer.limits = Limits(
-            None, warm_pool._reclaimer.total_bytes * 3 // 4
-        )  # one of them, and not both
-        warm_pool._reclaimer.wake()
-        await until(lambda: running(warm_pool) == 1)
-        assert list(warm_pool._inventory.templates) == [NUMPY]
-        await (await predictor_of(warm_pool, OTHER)).end()
-        await until(lambda: running(warm_pool) == 1)
-        assert list(warm_pool._inventory.templates) == [OTHER], "it was used last"
-
-    nurse(folder, work)
 
 
 @pytest.mark.usefixtures("counts_often")
