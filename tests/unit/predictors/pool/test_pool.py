@@ -81,21 +81,6 @@ def test_of_a_predictor_that_prints_without_end_little_is_passed_on(
     assert "lines are left out: it prints more than 16 KiB a second" in told
 
 
-def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(scaler: Daemon) -> None:
-    async def work(driver: Driver) -> None:
-        first = await driver.ask(x=[1.0, 2.0])
-        assert arrays(first)["y"].tolist() == [3.0, 5.0]
-        assert (first.cold, first.how, first.place) == (True, "forked", "cpu")
-        assert first.stages.keys() >= {"queue_s", "process_s", "connect_s", "open_s", "load_s", "predict_s", "run_s"}
-        second = await driver.ask(x=[0.5])
-        assert arrays(second)["y"].tolist() == [2.0]
-        assert (second.cold, second.how) == (False, "running")
-        assert "load_s" not in second.stages
-        assert driver.pool.counters == {"started_forked": 1}
-
-    drive(scaler, work)
-
-
 def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         deployment = await driver.deployment()
