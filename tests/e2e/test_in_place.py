@@ -34,7 +34,7 @@ from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.image.in_place import MAX_FILES
 from trims.store.fill import plans
-from trims.store.resolve import file_digests, hashing, resolver
+from trims.store.resolve import artifacts, file_digests, hashing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,7 +181,7 @@ def test_arrays_of_numpy_are_served_from_their_files(daemon: Daemon, session: Se
 def test_arrays_that_need_it_are_converted_and_the_log_says_why(
     how: str, session: Session, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "trims.store.resolve.resolver")
+    caplog.set_level("INFO", "trims.store.resolve.in_place")
     array = np.arange(6.0).reshape(2, 3)
     stored = {"columns": np.asfortranarray(array), "big endian": array.astype(">f8")}.get(how, array)
     (np.savez_compressed if how == "compressed" else np.savez)(folder / "m.npz", w=stored)
@@ -509,7 +509,7 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
     written = file_digests.identity_of(model)  # a write in the same tick of the clock leaves it as it is
     for module in (file_digests, hashing):
         monkeypatch.setattr(module, "identity_of", lambda _: written)
-    for module in (resolver, plans):
+    for module in (artifacts, plans):
         monkeypatch.setattr(module, "identities_of", lambda _: (written,))
 
     def last_value() -> float:
@@ -803,7 +803,7 @@ def test_many_first_opens_of_what_must_be_converted_end(
     import logging
     import threading
 
-    caplog.set_level(logging.INFO, "trims.store.resolve.resolver")
+    caplog.set_level(logging.INFO, "trims.store.resolve.in_place")
     found: list[str] = []
     for turn in range(4):
         (folder / str(turn)).mkdir()

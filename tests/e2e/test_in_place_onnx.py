@@ -170,7 +170,7 @@ def test_isolated_processes_compute_over_the_same_file(daemon: Daemon, folder: P
 def test_what_needs_a_conversion_is_converted_and_the_log_says_why(
     daemon: Daemon, session: Session, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "trims.store.resolve.resolver")
+    caplog.set_level(logging.INFO, "trims.store.resolve.in_place")
     shapes = [value(name, TensorProto.FLOAT, [64]) for name in ("x", "y")]
     weight = numpy_helper.from_array(np.arange(64, dtype=np.float32), "w")
     nodes = [helper.make_node("Constant", [], ["c"], value=weight), helper.make_node("Add", ["x", "c"], ["y"])]

@@ -463,7 +463,7 @@ def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Formats whose headers do not state the size, so that nothing but their turns is left to bound them."""
-    monkeypatch.setattr("trims.store.resolve.resolver.least_image_bytes", lambda artifact: 0)
+    monkeypatch.setattr("trims.store.resolve.artifacts.least_image_bytes", lambda artifact: 0)
     monkeypatch.setattr(hashing, "TURN_BYTES", 16 << 20)
     other = Asker(daemon)
     hogs = [asker.ask(huge(folder, f"huge{number}", 1 << 40)) for number in range(12)]

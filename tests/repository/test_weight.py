@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 52926,
+    "trims": 53053,
     "client/trims_client": 5015,
-    "predictors/trims_predictors": 20453,
-    "bench/trims_bench": 13818,
+    "predictors/trims_predictors": 20464,
+    "bench/trims_bench": 13817,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
-LONG_FILES = 34
+LONG_FILES = 32
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
 FULL_ROOMS: set[str] = set()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.image.in_place import InPlacePlan
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
     from .choices import Choices
     from .judge import Judge

@@ -22,7 +22,8 @@ from trims.registry.sqlite import SqliteRegistry
 from trims.store.assembly import StoreSettings, Surroundings, build_store
 from trims.store.catalog import Catalog
 from trims.store.pending_requests import Granted, Outcome
-from trims.store.resolve.resolver import ANY_READING, Resolved, Resolver
+from trims.store.resolve.artifacts import ANY_READING
+from trims.store.resolve.resolver import Resolver
 from trims.tenants import Tenant
 from trims.wire.frames import encode
 from trims.wire.messages import parse_request
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from trims.core.residency.events import Event
     from trims.registry.versions import Entry
     from trims.store.resolve.hashing import Reading
+    from trims.store.resolve.resolved import Resolved
 
     from .choices import Choices
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from trims.formats.base import Artifact
 from trims.manifests.manifest import parse_manifest
-from trims.store.resolve.resolver import Resolved
+from trims.store.resolve.resolved import Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

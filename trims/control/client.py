@@ -444,7 +444,7 @@ class AsyncAdmin(_Door):
 
 
 class _Ready:
-    """What a blocking stub has answered, for code that awaits it: nothing waits any more.
+    """Answer of a stub that blocks, for code that awaits it: nothing waits any more.
 
     Args:
         found: A message, or a stream of messages.

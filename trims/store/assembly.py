@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from trims.formats.conversion.conversion import Conversion
     from trims.store.catalog import Catalog
     from trims.store.fill.copying import HostBytes
-    from trims.store.resolve.resolver import Resolved, Resolver
+    from trims.store.resolve.resolved import Resolved
+    from trims.store.resolve.resolver import Resolver
     from trims.store.work import Pools
     from trims.tiers.base import Tier
     from trims.trace.context import SpanContext

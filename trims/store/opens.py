@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from trims.background.rate_limit import RateLimiter
     from trims.store.fill.workspace import Workspaces
     from trims.store.pins import Pins
-    from trims.store.resolve.resolver import Resolved, Resolver
+    from trims.store.resolve.resolved import Resolved
+    from trims.store.resolve.resolver import Resolver
     from trims.store.shell import Shell
     from trims.store.work import Pools, PoolsByMount
     from trims.tiers.cloud import CloudImage

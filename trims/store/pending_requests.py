@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.memory.cuda.drivers import Export
     from trims.memory.pages import Pages
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
     from trims.trace.context import SpanContext
 
 log = logging.getLogger(__name__)

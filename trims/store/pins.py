@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from trims.core.errors import TrimsError
     from trims.store.catalog import Catalog
-    from trims.store.resolve.resolver import Resolved, Resolver
+    from trims.store.resolve.resolved import Resolved
+    from trims.store.resolve.resolver import Resolver
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trims.core.residency.events import KeepAlive
 
 if TYPE_CHECKING:
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 
 class ResidencyOptions(NamedTuple):

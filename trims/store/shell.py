@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from trims.core.replica import Replica
     from trims.core.residency.residency import Residency
     from trims.store.fill.runner import Runner
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
     from trims.store.session_notices import SessionNotices
     from trims.store.watchers import Watchers
     from trims.tiers.base import Extent

@@ -244,7 +244,7 @@ def test_orders_take_references(two: Admin) -> None:
         two.evict("m@1")
     two.unpin("m")
     assert two.evict("m").freed == ("cpu",)
-    with connect(two._address.parent) as session:
+    with connect(two._calls._address.parent) as session:
         session.prefetch("m@2")
     with pytest.raises(ModelNotFoundError):
         two.load("m@9")

@@ -13,7 +13,7 @@ from trims.core.residency.events import KeepAlive
 from trims.store.residency_options import ResidencyOptions, is_kept
 
 if TYPE_CHECKING:
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 
 def _with(converted: bool = False, **residency: object) -> Resolved:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
     from trims.tiers.base import Tier
 
 KEY = "a" * 64

@@ -15,7 +15,7 @@ from trims.core.errors import ArtifactChangedError, InternalError, LostPeerError
 from trims.core.place import FILE
 from trims.formats.in_place import InPlace
 from trims.store.catalog import identities_of
-from trims.store.resolve.resolver import builder_is_as_before
+from trims.store.resolve.resolved import builder_is_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trims.core.replica import ReplicaId
     from trims.formats.conversion.conversion import Conversion, CopyPlanBy
     from trims.image.in_place import InPlacePlan
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 NOT_WANTED = "no request waits for the model any more, or it came by another way"
 SHUTTING_DOWN = "the daemon is shutting down"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from trims.formats.conversion.conversion import Conversion
     from trims.store.fill.copying import HostBytes
     from trims.store.fill.image_maker import Progress
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
     from trims.store.work import Pool, Pools, PoolsByMount
     from trims.tiers.base import Extent, Tier
     from trims.trace.context import SpanContext

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trims.store.catalog import Catalog
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 
 class Workspaces:

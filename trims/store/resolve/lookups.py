@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from trims.core.place import Place
     from trims.store.pending_requests import PendingRequest
-    from trims.store.resolve.resolver import Resolved, Resolver
+    from trims.store.resolve.resolved import Resolved
+    from trims.store.resolve.resolver import Resolver
     from trims.store.work import Pool, Pools
     from trims.trace.context import SpanContext
 

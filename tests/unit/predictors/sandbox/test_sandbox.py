@@ -616,7 +616,7 @@ def test_an_error_that_a_namespace_may_cause_says_how_to_do_without(
     drive(daemon, work, isolation=choose(NAMESPACES))
 
 
-# fault (templates): the daemon's files lie elsewhere than the endpoint knew -> nothing; templates that see them fork no more
+# fault (templates): the daemon's files lie elsewhere than known -> nothing; templates that see them fork no more
 @namespaces
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_folder_that_is_hidden_later_is_not_seen_by_the_next_predictor(

@@ -28,7 +28,7 @@ from trims.store.work import PoolsByMount
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 
 class Names:

@@ -29,8 +29,10 @@ from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import ImageRecord
-from trims.store.resolve import file_digests, hashing
+from trims.store.resolve import artifacts, file_digests, hashing
 from trims.store.resolve import resolver as resolve
+from trims.store.resolve.hashing import DigestNeededError
+from trims.store.resolve.resolved import text_of
 from trims.store.resolve.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from trims.registry.versions import Entry
     from trims.store.catalog import Catalog
     from trims.store.resolve.hashing import Reading
-    from trims.store.resolve.resolver import Resolved
+    from trims.store.resolve.resolved import Resolved
 
 
 @pytest.fixture
@@ -85,19 +87,19 @@ def test_a_look_from_before_a_conversion_was_needed_is_not_believed(
     checkpoint("m").chmod(0o644)
     put(registry, {"path": str(folder / "m.safetensors")})
     resolver = Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits(), in_place=True)
-    look = resolver._look
+    look = resolver._artifacts._look
 
     def looked_meanwhile(*given: Any) -> resolve.Resolved:
         found = look(*given)
         resolver.needs_conversion("m", str(found.in_place), "its header lies")
         return found
 
-    monkeypatch.setattr(resolver, "_look", looked_meanwhile)
+    monkeypatch.setattr(resolver._artifacts, "_look", looked_meanwhile)
     if digest:
         found = resolver.resolve("m", resolve.Reading(digest=True))
         assert (found.in_place, found.why_not) == (None, "its header lies")
     else:
-        with pytest.raises(resolve.DigestNeededError):
+        with pytest.raises(DigestNeededError):
             resolver.resolve("m", resolve.Reading(digest=False))
 
 
@@ -212,7 +214,7 @@ def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
     for module in (file_digests, hashing):
         monkeypatch.setattr(module, "identity_of", lambda _: "what a write in the same tick leaves")
-    monkeypatch.setattr(resolve, "identities_of", lambda files: tuple("the same" for _ in files))
+    monkeypatch.setattr(artifacts, "identities_of", lambda files: tuple("the same" for _ in files))
     rest = [3.0]
     parts = (registry, catalog, InterpreterSelection(), folder / "artifacts", Limits())
     resolver = Resolver(*parts, clock=lambda: 100.0, rest_s=lambda _: rest[0])
@@ -563,7 +565,7 @@ def test_requests_are_refused_by_size_before_a_long_file_is_read(
 def test_the_text_of_a_manifest_is_what_an_older_daemon_has_stored() -> None:
     stated = {"name": "m", "artifact": {"path": "m.npz"}, "residency": {"place": "gpu:1"}}
     more = {"inputs": [{"name": "x", "dtype": "FP32", "shape": [-1]}], "preprocess": [{"softmax": {"input": "x"}}]}
-    assert json.loads(resolve._text_of(parse_manifest({**stated, **more}, "/o"))) == {
+    assert json.loads(text_of(parse_manifest({**stated, **more}, "/o"))) == {
         "name": "m", "version": "0.0.0", "description": "", "license": "", "framework": None, "origin": "/o",
         "artifact": {
             "path": "m.npz", "package": None, "builder": None, "format": None, "sha256": {}, "allow_pickle": False,

@@ -87,9 +87,7 @@ def test_without_the_measuring_package_each_route_names_the_remedy(path: str) ->
         ask(NotInstalled(), "GET", path)
 
 
-def test_a_measuring_package_that_cannot_be_imported_is_named_and_keeps_nothing_else_away(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_measuring_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = [importlib.metadata.EntryPoint("bench", "no_such_bench.routes:Routes", "trims.evaluations")]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: there)
     made = measuring_routes(EndpointSettings(Settings(str(tmp_path))))
