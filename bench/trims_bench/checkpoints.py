@@ -18,7 +18,7 @@ def write_checkpoint(path: Path, nbytes: int, *, tensors: int = 16, label: str =
 
     Args:
         path: Written if there is no file of this name.
-        nbytes: Of all tensors together; rounded down to whole tensors of float32.
+        nbytes: Bytes of all tensors together, rounded down to whole tensors of float32.
         tensors: How many, all of one shape, named `tensor.0` and so on.
         label: Files with different labels have different contents.
 

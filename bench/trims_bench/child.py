@@ -49,12 +49,12 @@ def call(
     """Run a module's function in a fresh process.
 
     Args:
-        function: Of a module that the process can import.
+        function: Function of a module that the process can import.
         python: Interpreter; this one by default.
         env: All environment variables; `environment()` by default.
 
     Raises:
-        ChildError: It raised, or died.
+        ChildError: The function raised, or the process died.
     """
     name = f"{function.__module__}:{function.__name__}"
     done = subprocess.run(
@@ -111,7 +111,8 @@ def started(
     """Begin a module's generator function in a fresh process, which is gone after the block.
 
     Args:
-        function: Of a module that the process can import. It yields twice; before the second time it waits for nothing.
+        function: Function of a module that the process can import. It yields twice; before the second time it waits for
+            nothing.
         python: Interpreter; this one by default.
         env: All environment variables; `environment()` by default.
     """

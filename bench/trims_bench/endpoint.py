@@ -91,13 +91,13 @@ class EndpointProcess:
     """`trims endpoint`, for the length of a `with` block.
 
     Args:
-        runtime_dir: Of the daemon whose models it serves.
+        runtime_dir: Folder of the sockets of the daemon whose models it serves.
         arguments: Flags of `trims endpoint`.
         variables: Added to its environment.
 
     Attributes:
         port: Where it listens on this machine.
-        grpc_port: The same for gRPC; 0 without the flag `--grpc-port`.
+        grpc_port: Port for gRPC; 0 without the flag `--grpc-port`.
     """
 
     port = grpc_port = 0

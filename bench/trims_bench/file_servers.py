@@ -42,7 +42,7 @@ class FileServer:
         port: Without TLS.
         slow_port: With a limit of bandwidth for each connection.
         sent_log: Bytes that it has sent there, a line for each answer.
-        certificate: Of the authority that the certificate is from: itself.
+        certificate: Self-signed: it is the certificate of its authority, too.
     """
 
     port: int
@@ -58,7 +58,7 @@ def nginx(root: Path, folder: Path, slow_bytes_per_s: int = 16 << 20) -> Iterato
 
     Args:
         root: The folder.
-        folder: For the server's own files.
+        folder: Folder for the server's own files.
         slow_bytes_per_s: Limit of a connection to the slow port.
 
     Raises ClientsMissingError without nginx or openssl.

@@ -118,7 +118,7 @@ class Comparison:
         what: Compared, for people.
         value: What is held against the bar: a ratio, or a number in `unit`.
         unit: `x` for ratios, else of the value.
-        bar: None for what is only shown beside.
+        bar: Bar of the value; None for what is only shown beside.
         sides: Ours first.
     """
 

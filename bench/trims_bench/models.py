@@ -36,7 +36,7 @@ class Architecture:
         name: Class of transformers, or a model of MXNet's zoo.
         config: Class of its configuration; empty for MXNet.
         shape: Entries of the configuration that differ from the library's.
-        small: The same where size does not matter; for MXNet the name of another model of the zoo.
+        small: Entries where size does not matter; for MXNet the name of another model of the zoo.
         sees_images: Whether it takes pictures; else it takes tokens.
     """
 

@@ -18,7 +18,7 @@ class Held:
     Attributes:
         rss: Resident.
         pss: Proportional.
-        private: Of this process alone: what its end would give back.
+        private: Bytes of this process alone: what its end would give back.
         written: Written by this process, so copied if the mapping is copy-on-write.
     """
 

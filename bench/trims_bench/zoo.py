@@ -35,7 +35,7 @@ class Model:
     """One of them.
 
     Attributes:
-        folder: As `save_pretrained` wrote it.
+        folder: Folder that `save_pretrained` wrote.
     """
 
     name: str

@@ -30,13 +30,13 @@ def own_endpoint(runtime_dir: str, options: argparse.Namespace) -> Iterator[str]
     """Run an endpoint of the daemon's models for the length of a block; it ends with this process, however that ends.
 
     Args:
-        options: Of the command: where predictors run (see `endpoint.add_environments`).
+        options: Options of the command: where predictors run (see `endpoint.add_environments`).
 
     Yields:
         Its URL.
 
     Raises:
-        PredictorError: It does not start; the error has its words.
+        PredictorError: The endpoint does not start; the error has its words.
     """
     with tempfile.TemporaryDirectory(prefix="trims-endpoint-") as folder:
         command = run_module(

@@ -75,9 +75,9 @@ class Evaluation:
         """Take all samples in turns, so that a machine that changes changes for all of them.
 
         Args:
-            wanted: Of `starts`.
+            wanted: Starts to sample, out of `starts`.
             repeats: Samples of each.
-            done: Those that an interrupted evaluation has taken, with their numbers.
+            done: Samples that an interrupted evaluation has taken, with their numbers.
         """
         for number in range(repeats):
             for where in wanted:

@@ -44,10 +44,10 @@ class Layer:
     """A layer in some runs.
 
     Attributes:
-        name: Its path in the model, or the name of its node.
+        name: Path in the model, or name of the node.
         type: Class of the module, or operator.
         seconds: Median of its own time, without layers inside of it.
-        share: Of the run, 0 to 1.
+        share: Part of the run, 0 to 1.
         device_s: Median of the time of kernels that its operators launched; 0 without a device.
     """
 
@@ -65,7 +65,7 @@ class Kind:
 
     Attributes:
         type: Class of the modules, or operator.
-        share: Of the run, 0 to 1.
+        share: Part of the run, 0 to 1.
     """
 
     type: str
@@ -118,8 +118,8 @@ def layers_of(traces: Sequence[Trace], deepest: Sequence[Trace] | None = None) -
     """Return the layers of traced runs of one model: medians over the runs. Runs without a `predict` are left out.
 
     Args:
-        traces: Of runs in which layers were the deepest that was recorded: their times.
-        deepest: Of runs in which more was: kernels, and what is accounted for; None for the same runs.
+        traces: Traces in which layers were the deepest that was recorded: the source of their times.
+        deepest: Traces in which more was recorded: kernels, and what is accounted for; None for the same runs.
     """
     runs = list(_runs(traces))
     if not runs:

@@ -50,7 +50,7 @@ def evaluate(
             print(sample.tier, sample.way, sample.seconds, dict(sample.stages))
 
     Args:
-        model: As registered; empty to go on with an evaluation.
+        model: Registered name; empty to go on with an evaluation.
         inputs: Arrays of each request by name; None for some that are made from a stated seed.
         tiers: To start from: `file`, `disk`, `cpu`, `gpu`.
         ways: To start in: `alone`, `fresh`, `template`, `spare`, `hot`, `settled`.
@@ -59,7 +59,7 @@ def evaluate(
         idle_s: Seconds that a predictor rests to be settled.
         level: Deepest level at which a predictor that runs already is looked at, such as `framework`.
         resume: Beginning of the id of the evaluation to go on with.
-        database: Its URL; empty for the default.
+        database: URL of the database; empty for the default.
         runtime_dir: Folder of the daemon's sockets; None for this user's.
         environments: Interpreters of frameworks with an environment of their own.
         progress: Called with the samples taken, those there will be, and the newest one.

@@ -22,12 +22,12 @@ class Order:
     """Order of an evaluation: what is measured, on which stack.
 
     Attributes:
-        key: Of the model's deployment: another one means another model, manifest or code.
+        key: Key of the model's deployment: another one means another model, manifest or code.
         repeats: Samples of each tier and way.
         batches: Requests' sizes along the first dimension, for predictors that run already.
         level: Deepest level that runs are looked at, by its name.
         idle_s: Seconds without a request before a predictor counts as settled.
-        scenario: Of a workload, with its options; empty for starts.
+        scenario: Scenario of a workload, with its options; empty for starts.
         began_unix_s: When it began.
         stack: Facts about machine and libraries.
     """

@@ -61,7 +61,7 @@ class Wish:
     """Wish of a user: what is to be measured.
 
     Attributes:
-        model: As registered; empty to go on with an evaluation.
+        model: Registered name; empty to go on with an evaluation.
         resume: What the id of the evaluation to go on with begins with; empty for a new one.
         tiers: To start from, of `tiers.TIERS`.
         ways: To start in, of `ways.WAYS`.
@@ -69,7 +69,7 @@ class Wish:
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.
         level: Deepest level at which a predictor that runs already is looked at, with all levels above it.
-        evaluation_id: Of a new evaluation; empty for one that is made from the time.
+        evaluation_id: Id of a new evaluation; empty for one that is made from the time.
         make_inputs: Makes the inputs of requests; None for some that are made from a stated seed.
     """
 
@@ -109,7 +109,8 @@ class Place:
         runtime_dir: Folder of the daemon's sockets; None for this user's.
         environments: Interpreters by framework.
         environments_dir: Folder of made environments; None for this user's.
-        database: As its URL; empty for the one that `TRIMS_EVALUATIONS` names, else a file below the daemon's state.
+        database: URL of the database; empty for the one that `TRIMS_EVALUATIONS` names, else a file below the daemon's
+            state.
     """
 
     runtime_dir: str | None = None

@@ -33,14 +33,14 @@ async def bring(daemon: AsyncAdmin, model: str, tier: str, artifact: Sequence[st
     """Bring a model into the state that a start from a tier finds.
 
     Args:
-        tier: Of `TIERS`. `cloud`: the image is at an address, and no image is on this machine; `file`: no image is
+        tier: One of `TIERS`. `cloud`: the image is at an address, and no image is on this machine; `file`: no image is
             anywhere else, and the artifact's bytes are not in memory; `disk`: the image is on disk and not in memory;
             `cpu` and `gpu`: it is there.
         artifact: Files of its artifact: see `artifact_files`, which may read them and is not asked here.
-        alone: For the framework alone, which reads the artifact: `file`: it is not in memory; `cpu`: it is.
+        alone: Whether the framework starts alone, and reads the artifact: `file`: it is not in memory; `cpu`: it is.
 
     Raises:
-        Unreachable: That cannot be here.
+        Unreachable: The machine cannot have that state.
         TrimsError: The daemon refuses an order.
     """
     if alone:

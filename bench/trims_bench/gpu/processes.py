@@ -36,7 +36,7 @@ def run(command: Sequence[str], limit_s: float, hear: Callable[[str], None]) -> 
     """Run a command to its end, or to the limit; nothing of it is left after that.
 
     Args:
-        command: Its last argument, which is added, is a descriptor to write lines to.
+        command: Command to which a last argument is added: a descriptor to write lines to.
         limit_s: Seconds.
         hear: Called with each line, as it comes.
 

@@ -70,7 +70,7 @@ class Rig:
     """One device under examination.
 
     Attributes:
-        kind: For `trims.memory.cuda.connect.connect`.
+        kind: Argument of `trims.memory.cuda.connect.connect`.
         work: A folder on a real disk.
     """
 

@@ -95,7 +95,7 @@ def install(other: Other, folder: Path) -> Path:
         The environment's Python.
 
     Raises:
-        OtherMissingError: It cannot be had here.
+        OtherMissingError: The server cannot be had here.
     """
     python = folder / "bin" / "python"
     if not python.exists():

@@ -38,7 +38,7 @@ class _Case:
     """One framework and model.
 
     Attributes:
-        in_place: True if the framework may re-order weights in its own copy-on-write pages.
+        in_place: Whether the framework may re-order weights in its own copy-on-write pages.
     """
 
     title: str

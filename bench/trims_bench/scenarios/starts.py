@@ -59,7 +59,6 @@ class Start:
     Attributes:
         architecture: One of `ARCHITECTURES`; empty for the small function of numpy.
         repeats: Samples of each row.
-        artifact_format: See `manifest`.
         published: Name of a manifest in the manifests folder, whose weights take the place of seeded ones.
     """
 

@@ -32,7 +32,7 @@ class Arrivals(NamedTuple):
 
     Attributes:
         times_ns: After the beginning, ascending.
-        functions: Which function each is of, as an index that begins with the one that was called most.
+        functions: Index of each arrival's function; 0 is the one that was called most.
     """
 
     times_ns: NDArray[np.int64]

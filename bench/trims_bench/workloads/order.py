@@ -50,7 +50,7 @@ class Order:
 
     Attributes:
         requests: Whole HTTP requests, one for each model.
-        models: Which model each request is for; a closed loop begins again at the end.
+        models: Index of each request's model; a closed loop begins again at the end.
         times_ns: Intended times after the beginning, ascending; empty for a closed loop.
         concurrency: Requests that a closed loop has on their way at any time.
         most_requests: After how many a closed loop ends.

@@ -40,7 +40,7 @@ class ModelLoad:
     Attributes:
         answered: Without an error.
         cold: Answers for which a predictor was started; None if the answers do not say it.
-        latency: None without answers.
+        latency: Latency of the answers; None without answers.
     """
 
     model: str
@@ -73,8 +73,8 @@ class Workload:
         rate_asked: Requests per second of the schedule; None for a closed loop.
         rate_sent: Requests per second that were sent.
         rate_answered: Answers without error per second, up to the last one.
-        latency: None without answers.
-        first_byte: The same up to the first byte of the answer.
+        latency: Latency of the answers; None without answers.
+        first_byte: Latency up to the first byte of the answer.
         models: Parts of the models.
         connections: Most that were open at once.
         generator_cpu_s: Processor time of the generator.

@@ -137,7 +137,7 @@ class Scenario:
         bound_ms: Latency that is allowed at the percentile.
         arrivals: File that is replayed.
         time_scale: Seconds of the file in one second.
-        popularity: Of the models; see `popularity`.
+        popularity: Shares of the models; see `popularity`.
         deadline_s: Seconds from a request's intended time in which an answer counts.
     """
 

@@ -53,7 +53,7 @@ class Connector:
     """Opens connections.
 
     Args:
-        url: As SQLAlchemy takes it: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+        url: SQLAlchemy's form of the address: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
         patience_s: Seconds for which a PostgreSQL server that went away is waited for.
 
     Raises:

@@ -33,7 +33,7 @@ class Evaluations:
                 print(each.id, each.model)
 
     Args:
-        url: As for `Connector`, which says what it raises too.
+        url: Address of the database; `Connector` lists its forms and errors.
         patience_s: Seconds for which a server that went away is waited for.
     """
 

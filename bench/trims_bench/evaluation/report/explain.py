@@ -23,7 +23,7 @@ class Change(NamedTuple):
     """One tier, way and batch of both evaluations.
 
     Attributes:
-        ratio: Of the later median to the earlier one.
+        ratio: Later median divided by the earlier one.
         is_sure: The intervals of the medians do not overlap, and both have samples enough.
         stages: Seconds that each stage grew by, the largest change first.
     """

@@ -38,7 +38,7 @@ class Row:
         over_fresh: How many times faster than a fresh process from the same tier; None without its samples.
         accounted: Part of the whole that stages other than `unattributed` account for.
         discarded: Samples that do not count, by reason.
-        trace_id: Of the sample that is nearest to the median.
+        trace_id: Trace of the sample that is nearest to the median.
     """
 
     tier: str
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
 
     Attributes:
         per_s: Rows per second.
-        gain: Of `per_s` over the batch before, as a part; None for the first.
+        gain: Growth of `per_s` over the batch before, as a part; None for the first.
         is_optimal: Whether doubling it gains no more than `WORTH` and each smaller one gains more; or it is largest.
         next_gain: Gain of the batch behind it; None for the largest.
     """

@@ -37,7 +37,7 @@ class Errand:
     """A command that runs for minutes, and prints lines meanwhile.
 
     Args:
-        words: Its command line, without `trims`.
+        words: Command line, without `trims`.
 
     Raises CapacityError if it cannot be started.
     """

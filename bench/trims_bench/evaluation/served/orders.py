@@ -71,7 +71,7 @@ class Progress:
         done: Samples that were taken.
         total: Samples there will be; 0 while that is not known.
         last: The newest sample.
-        code: Of the error that ended it.
+        code: Code of the error that ended it.
         error: The words of that.
     """
 
@@ -118,7 +118,7 @@ class Evaluations:
                 load on `model` and `models`.
 
         Raises:
-            CallerError: It has another field, or one of another type.
+            CallerError: The order has an unknown field, or one of a wrong type.
             BusyError: One is running.
         """
         model, options, named, wanted = _words(order)
