@@ -56,7 +56,7 @@ class CloudEvent(NamedTuple):
     Attributes:
         attributes: By name, without `ce-`; `datacontenttype` if the event states one.
         kind: What its data becomes: one of `KINDS`.
-        data: As its content type has it.
+        data: Content in the form of its content type.
     """
 
     attributes: dict[str, str]
@@ -100,14 +100,14 @@ def cloud_event(headers: Iterable[tuple[str, str]], body: bytes | memoryview) ->
     """Return the CloudEvent that a request brings; None for a request that is no CloudEvent.
 
     Args:
-        headers: Of the request, with names in lower case.
-        body: Of the request. In binary mode nothing but its length is looked at.
+        headers: Request's headers, with names in lower case.
+        body: Request's body. In binary mode nothing but its length is looked at.
 
     Raises:
         CallerError: A required attribute is missing or empty, or one is there twice, has a name that none may have or a
             value that none has; or the body is no event in structured mode.
-        NotOfferedError: It is a batch, of another format than JSON, or of another version; or its data is text that is
-            not in UTF-8.
+        NotOfferedError: The event is a batch, of another format than JSON, or of another version; or its data is text
+            that is not in UTF-8.
     """
     headers = list(headers)
     if is_structured(headers):  # headers `ce-*` may repeat what the body says

@@ -61,7 +61,7 @@ def model_as(weights: Weights, as_: str, threads: int | None = None) -> Any:
     Args:
         weights: An attached model.
         as_: One of `FORMS`.
-        threads: For ONNX Runtime, whose sessions are made with a number of threads; None for its own choice.
+        threads: Threads of ONNX Runtime's sessions, which are made with a number; None for its own choice.
 
     Raises CallerError for another form, and what the function of `trims.torch`, `trims.onnxruntime` or MXNet raises.
     """
@@ -108,8 +108,8 @@ class Function:
         handler: Called as `handler(model, event)`.
         model: Name of a registered model; or the path of a checkpoint, as a `pathlib.Path`.
         as_: One of `FORMS`.
-        place: As in `Session.open`.
-        deadline_s: As in `Session.open`.
+        place: Passed to `Session.open`.
+        deadline_s: Passed to `Session.open`.
         runtime_dir: Folder of the daemon's sockets, as in `trims.connect`.
     """
 
@@ -188,8 +188,8 @@ def lambda_handler(handler: Handler, model: str | os.PathLike[str], **settings: 
 
     Args:
         handler: Called as `handler(model, event)`; the context of the platform is not passed on.
-        model: As for `Function`.
-        **settings: The same.
+        model: Passed to `Function`.
+        **settings: Passed to `Function`.
     """
     function = Function(handler, model, **settings)
     function.open()
@@ -213,8 +213,8 @@ def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Ws
 
     Args:
         handler: Called as `handler(model, event)`.
-        model: As for `Function`.
-        **settings: The same.
+        model: Passed to `Function`.
+        **settings: Passed to `Function`.
     """
     function, name = Function(handler, model, **settings), getattr(handler, "__name__", "handler")
 

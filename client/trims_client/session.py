@@ -146,7 +146,7 @@ class Session:
             deadline_s: Seconds to wait for the load and for room, for all places together, and for a daemon that is
                 being restarted. None waits for a load as long as it takes, but not for the leases of other sessions to
                 end, nor for a daemon.
-            fallback: As for the session, for this call.
+            fallback: Overrides the session's setting, for this call.
 
         Returns:
             The weights; close them, or use them in a `with` block.

@@ -91,11 +91,11 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     Attributes:
         name: The name or path that the model was opened by.
-        shared: False if these bytes are a private local copy. That happens only if a fallback was asked for.
-        warm: True if the replica was resident at the open, which therefore waited for no load.
+        shared: Whether these bytes are shared; a private local copy is made only if a fallback was asked for.
+        warm: Whether the replica was resident at the open, which therefore waited for no load.
         fell_back: Why the replica does not lie at the preferred place, as `place: reason`; None if it does.
-        trusted: True if the daemon runs as this user or root, and the image was made on this machine or its manifest
-            has `allow_pickle: true`, so that programs in the image may be run.
+        trusted: Whether programs in the image may be run: the daemon runs as this user or root, and the image was made
+            on this machine or its manifest has `allow_pickle: true`.
         foreign: Address of an image that others made, and to whose code the manifest does not consent; else empty.
     """
 

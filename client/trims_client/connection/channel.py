@@ -79,7 +79,7 @@ class Channel:
             must not take a lock.
         heard: Number of reads that brought data.
         silent_since: Value of `heard` when the daemon last failed to confirm a close in time.
-        refused: True if the daemon ended the session by an error.
+        refused: Whether the daemon ended the session by an error.
     """
 
     def __init__(self, path: str, agent: str) -> None:

@@ -68,7 +68,6 @@ class Connection:
 
     Attributes:
         channel: The last channel that was ready for requests; None before the first, and after `close`.
-        closed: True after `close`.
     """
 
     def __init__(self, path: str, agent: str, mappings: MappedImages) -> None:

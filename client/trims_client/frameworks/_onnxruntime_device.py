@@ -142,7 +142,7 @@ def build(
     """Make a session; initializers that ONNX Runtime needs on the host are copied there.
 
     Args:
-        weights: Of a model on a device.
+        weights: Model on a device.
         make: Makes a session with the given options (None for its own) and values. Options can be used only once.
         options: The caller's options.
     """

@@ -51,7 +51,7 @@ def complete_options(
 
     Args:
         given: Options of the caller, which are changed in place.
-        folder: Of external data; None for that of the model's file.
+        folder: Folder of external data; None for that of the model's file.
 
     Raises CallerError for options of another session, NotSupportedError for what shared weights cannot do.
     """

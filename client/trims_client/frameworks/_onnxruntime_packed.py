@@ -20,13 +20,12 @@ class Packing:
     """Makes a session once, in a thread.
 
     Args:
-        name: Of the model, for the log.
+        name: Model's name, for the log.
         make: Makes it.
         why_private: Why it packs weights of its own, instead of those that all processes share; None if it does not.
 
     Attributes:
         session: The session once it is made; None before, and if it could not be made.
-        stage: See `SharedSession.stage`.
         why_plain: Why it could not be made.
     """
 

@@ -30,7 +30,7 @@ class Block:
     """A model's data block on its device, as one tensor.
 
     Args:
-        weights: Of a model on a device. Raises NotSupportedError if this torch cannot reach the device.
+        weights: Model on a device. Raises NotSupportedError if this torch cannot reach the device.
     """
 
     def __init__(self, weights: Weights) -> None:

@@ -35,9 +35,9 @@ def arrays(weights: Weights, names: Iterable[str] | None = None) -> dict[str, An
     """Return the tensors by name.
 
     Args:
-        weights: Of a model on a CUDA device.
-        names: Which; None for all that the installed cupy has a dtype for: 14.0 refuses float8, 14.2 shows it. The
-            others (and all of ml_dtypes, where that is missing) are left out then, and a warning names them.
+        weights: Model on a CUDA device.
+        names: Tensors to return; None for all that the installed cupy has a dtype for: 14.0 refuses float8, 14.2 shows
+            it. The others (and all of ml_dtypes, where that is missing) are left out then, and a warning names them.
 
     Returns:
         cupy arrays over the shared bytes, without a copy; tied names are arrays over the same bytes.

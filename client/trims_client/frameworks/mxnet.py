@@ -84,8 +84,8 @@ def executor(
     """Return the graph bound for inference; run it with `executor.forward(is_train=False, data=...)`.
 
     Args:
-        weights: Of a model converted from MXNet.
-        shapes: Of the inputs, e.g. `{"data": (1, 3, 224, 224)}`. Inputs whose shape follows from these
+        weights: Model converted from MXNet.
+        shapes: Shapes of the inputs, e.g. `{"data": (1, 3, 224, 224)}`. Inputs whose shape follows from these
             (labels) need not be named.
         ctx: An `mx.cpu()`; the default.
         dtypes: numpy's types of the arrays that `forward` will be given, e.g. `{"data": "int64"}`. The executor's own
@@ -114,7 +114,7 @@ def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None
     """Return a gluon SymbolBlock over the shared parameters.
 
     Args:
-        weights: Of a model converted from MXNet.
+        weights: Model converted from MXNet.
         inputs: Names of the graph's inputs in the order in which the block is called; all of them by default.
         ctx: An `mx.cpu()`; the default.
 

@@ -137,7 +137,7 @@ def session(
     """Return an inference session that computes on the attached weights.
 
     Args:
-        weights: Of a model converted from ONNX. On a device: of a model converted with `optimize: basic` or `none`,
+        weights: Model converted from ONNX. On a device: of a model converted with `optimize: basic` or `none`,
             which is also the default for manifests whose `residency.place` is a GPU.
         providers: Execution providers. Only the CPU's can read shared memory. Only CUDA's, with the device's
             `device_id`, can read device memory. The default is the provider that can read the weights, then the CPU's

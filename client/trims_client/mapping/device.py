@@ -103,7 +103,7 @@ class DeviceTensor:
     the borrower must view as `dtype`. DLPack has both.
 
     Attributes:
-        dtype: As in the layout: `F32`, `BF16`, ...
+        dtype: Data type, named as in the layout: `F32`, `BF16`, ...
         shape: Extents.
         address: Device address of the first byte.
         nbytes: Size in bytes.

@@ -171,8 +171,8 @@ def lend(
         address: Address of the first byte; 0 for an empty tensor.
         shape: Extents.
         device: DLDeviceType and number.
-        versioned: True for `dltensor_versioned` of DLPack 1.0, flagged read-only; False for `dltensor`, which has no
-            such flag.
+        versioned: Whether to make a `dltensor_versioned` of DLPack 1.0, flagged read-only; else a `dltensor`, which has
+            no such flag.
     """
     collect()
     kind = _ManagedVersioned if versioned else _Managed

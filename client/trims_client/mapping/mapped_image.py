@@ -80,7 +80,7 @@ class MappedImage:
         borrows: A token for each `Borrow` that is open.
         region: The device memory, if the replica lies on a device.
         digest: The digest of the image, as granted; empty if the daemon does not know it.
-        anywhere: True if every open of it has left the place to the daemon.
+        anywhere: Whether every open of it has left the place to the daemon.
         names: The names that it was opened by.
         lost: Why its owner does not have the memory any more; None while the owner has it.
         parked: Whether it has only its addresses now, and no lease (see `parking`).

@@ -40,8 +40,8 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
     Args:
         ranges: Address and bytes of each tensor, in the order of their use. Not more is mapped than half of the memory
             that is available.
-        owner: Whose end ends this. While it lives, the memory stays mapped; afterwards a call that has begun maps pages
-            of what may have taken its place, and changes nothing.
+        owner: Object whose end ends this. While it lives, the memory stays mapped; afterwards a call that has begun
+            maps pages of what may have taken its place, and changes nothing.
 
     Returns:
         The threads, which nothing has to wait for; none if there is little to do.

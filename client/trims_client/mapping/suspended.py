@@ -38,7 +38,7 @@ class Suspended:
     """Weights of a session, parked.
 
     Args:
-        session: Which has opened them, by a model's name.
+        session: Session that has opened them, by a model's name.
         weights: Open. Nothing reads them until `wake` has returned True; a read kills the process.
 
     Raises:
@@ -69,14 +69,14 @@ class Suspended:
         """Open the model again, by its name, and read the same memory as before.
 
         Args:
-            deadline_s: As for `Session.open`.
+            deadline_s: Passed to `Session.open`.
 
         Returns:
             False if the name stands for another image, or the image lies in other memory: open the model in another
             process. The weights stay parked.
 
         Raises:
-            TrimsError: As `Session.open`.
+            TrimsError: The model cannot be opened.
             OSError: The kernel refused; the process can be of no use any more.
         """
         mapping, images = self._mapping, self._session._mappings
