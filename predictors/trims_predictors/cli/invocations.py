@@ -98,7 +98,7 @@ class Invoked:
 
     Attributes:
         template_s: Seconds to start the template and to import in it: once for all functions of a machine.
-        not_imported: Of the modules to preload, those that the template could not import.
+        not_imported: Modules to preload that the template could not import.
         spoilt: Why the template could not be forked, so that the cold invocation has a fresh process; None if it could.
         cold: The first one.
         fresh: The invocation to compare with, if it was asked for.
@@ -128,9 +128,9 @@ def invoke(call: Call) -> Invoked:
     """Invoke a handler as the call says.
 
     Raises:
-        DeadlineError: It took longer than the call allows.
-        PredictorError: It raised, ended its process, or returned what JSON cannot hold.
-        NotSupportedError: It is not there, or the model cannot be had in that form.
+        DeadlineError: The invocation took longer than the call allows.
+        PredictorError: The handler raised, ended its process, or returned what JSON cannot hold.
+        NotSupportedError: There is no such handler, or the model cannot be had in that form.
         TrimsError: The model cannot be opened: what the daemon says.
     """
     return asyncio.run(_invoke(call))

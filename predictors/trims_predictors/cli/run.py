@@ -142,7 +142,7 @@ def ask(options: argparse.Namespace, make: MakeInputs, place: str | None = None)
     """Make the request of a command with these options. Raises what the endpoint, or `WorkerPool.infer`, raises.
 
     Args:
-        options: See `add_request_options`.
+        options: Options that `add_request_options` added.
         make: Makes its tensors.
         place: Where to have the weights, or several such places with commas between; None for the manifest's.
     """

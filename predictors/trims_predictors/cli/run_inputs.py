@@ -62,7 +62,7 @@ class RunInputs:
             types: The model's inputs, or empty if they are not known.
 
         Raises:
-            CallerError: It names the argument, and says what to write.
+            CallerError: An argument is wrong; the message names it, and says what to write.
         """
         unused = set(self._dtypes)
         tensors = self._read(given, types, unused)

@@ -67,7 +67,7 @@ class HttpEndpoint:
 
     Args:
         url: Such as `http://127.0.0.1:8000`.
-        token: That it needs; None for none.
+        token: Bearer token; None for none.
         certificate: File with the certificate to trust, for TLS; None for those that the system trusts.
     """
 

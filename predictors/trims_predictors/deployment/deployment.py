@@ -93,15 +93,15 @@ class Deployment:
         place: Where to have the weights; None for what the manifest says.
         home: The place that its manifest states; empty if it states none.
         instances: Predictors at once.
-        grows: Its manifest states no `instances`: it has further ones while requests wait for long.
-        threads: Of each, when it is alone.
+        grows: Whether its manifest states no `instances`: it has further ones while requests wait for long.
+        threads: Threads of each predictor, when it is alone.
         shares_processors: Beside runs of others it has fewer threads: its manifest states no number.
         batch: Rows of one run; 0: no batches.
         batch_delay_s: How long a request waits for others.
         priority_levels: How many levels of priority requests may name; 0: none.
         default_priority: The level of a request that names none.
-        keep_alive_s: As in the settings; None: what they say.
-        run_deadline_s: As in the settings; None: what they say.
+        keep_alive_s: Seconds that an idle predictor stays; None: what the settings say.
+        run_deadline_s: Seconds that a run may take; None: what the settings say.
         hot: Predictors that have loaded it ahead of need; None for by demand.
         found: Inputs and outputs that the daemon knows of the model: those of its graph, or of a run. Only for a
             predictor of ours, and only those that no steps change; else it is empty.
@@ -215,9 +215,8 @@ def warm_message(
     """Return the message that has a worker warm up on the device where an image lies; see `worker`.
 
     Args:
-        deployment: Of a model with this image.
+        deployment: Deployment of a model with this image.
         given: Inputs to rehearse, as a predictor reported them; None for none.
-        memory_bytes: As for `load_message`.
     """
     return {
         **load_message(deployment, memory_bytes),
@@ -234,11 +233,11 @@ class Answer:
 
     Attributes:
         outputs: Tensors.
-        cold: True if it was answered by a predictor that was started after the request had come.
+        cold: Whether it was answered by a predictor that was started after the request had come.
         how: What its predictor was before: `running`, `hot`, `spare`, `forked` or `spawned`.
-        warm: True if they were there already when the predictor opened them.
+        warm: Whether the weights were there already when the predictor opened them.
         batch: Requests that were answered in the same run.
-        rows: Of the request, 1 for models without batches.
+        rows: Rows of the request, 1 for models without batches.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
             `connect_s`, `open_s`, `import_s`, `load_s` and the rest as `unattributed_s`; then `input_s`,
             `preprocess_s` and `postprocess_s` around `predict_s` if the model has such steps, `output_s`, and `run_s`

@@ -70,9 +70,9 @@ class _Known:
 
     Attributes:
         framework: Name of the framework that runs it; empty for none.
-        surroundings: Its environment, and the identity of the code beside its manifest.
+        surroundings: Environment, and identity of the code beside the manifest.
         target: Manifest of the model whose artifact it has, as JSON; empty if it has its own.
-        key: Of the model's image; empty while it is not known.
+        key: Key of the model's image; empty while it is not known.
         asked_s: When the daemon was asked.
         looked_s: When code and environment were looked at.
         used_s: When a request wanted it last.

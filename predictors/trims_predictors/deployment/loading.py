@@ -28,8 +28,9 @@ async def load(
 
     Args:
         process: The predictor's.
-        message: See `worker`. Without a deadline of its own, the daemon reports at once what there is to wait for.
-        deadline_s: Of each try; the process ends if it is over.
+        message: Order to load (see `worker`). Without a deadline of its own, the daemon reports at once what there is
+            to wait for.
+        deadline_s: Seconds of each try; the process ends if it is over.
         make_way: Ends something that holds memory or a lease; says whether there was anything.
 
     Returns:
@@ -37,7 +38,7 @@ async def load(
 
     Raises:
         BusyError: The weights are being evicted, and are still read.
-        TrimsError: As `PredictorProcess.ask`.
+        TrimsError: Raised by `PredictorProcess.ask`.
     """
     has_waited = False
     while True:

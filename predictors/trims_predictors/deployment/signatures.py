@@ -29,7 +29,7 @@ class _Loaded(NamedTuple):
     """Inputs and outputs known since a predictor has loaded a model.
 
     Attributes:
-        key: Of the model, for which it counts.
+        key: Key of the model for which they count.
         image: Key of the image that was loaded.
     """
 

@@ -98,7 +98,7 @@ class Renewal:
 
     Args:
         settings: Say which files.
-        certificate: Of the doors; None without TLS.
+        certificate: Certificate of the doors; None without TLS.
     """
 
     def __init__(self, settings: EndpointSettings, callers: Principals, certificate: ServerCertificate | None) -> None:

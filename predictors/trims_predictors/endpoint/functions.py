@@ -48,7 +48,7 @@ def event_request(event: memoryview | CloudEvent, headers: Iterable[tuple[str, s
 
     Args:
         event: A CloudEvent; or JSON, or nothing for `null`.
-        headers: Of the request, with names in lower case: they may have `OPTIONS`.
+        headers: Request's headers, with names in lower case: they may have `OPTIONS`.
 
     Raises CallerError for an event that is no JSON, if that is small; the predictor looks at a large one. And for an
     option that has a value which is none of its own.

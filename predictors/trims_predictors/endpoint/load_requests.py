@@ -33,7 +33,7 @@ class LoadRequests:
 
     Args:
         make_way: Ends an idle predictor, which holds a lease, or a spare on a device; says whether there was one.
-        patience_s: See `load`.
+        patience_s: Seconds that a load waits for room, and for readers of an image that is being evicted.
         at_once: Requests that run; others wait for one of them to end.
     """
 
@@ -58,10 +58,10 @@ class LoadRequests:
         `patience_s`. For room idle predictors end, one after the other.
 
         Args:
-            place: None for what its manifest says.
+            place: Place to load to; None for what the manifest says.
 
         Raises:
-            DeadlineError: It takes more than ten minutes.
+            DeadlineError: The load takes more than ten minutes.
             TrimsError: What the daemon says.
         """
         key = (model, place)

@@ -229,7 +229,7 @@ class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn's own handlers would end the process before the pool has ended.
 
     Args:
-        ending: Of all parts, this one included.
+        ending: Shutdown of all parts, this one included.
         lifeline: Descriptor whose end is a signal, too.
     """
 

@@ -30,7 +30,7 @@ class Principals:
 
     Args:
         token: The operator's; None if requests need none.
-        tenants: Those that have tokens of their own.
+        tenants: Tenants that have tokens of their own.
     """
 
     def __init__(self, token: str | None, tenants: Tenants | None = None) -> None:

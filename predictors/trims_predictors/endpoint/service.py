@@ -246,7 +246,7 @@ class Service:
         """Answer one request that is sent on in a form of its own; see `infer`.
 
         Args:
-            version: Of its manifest; empty for any.
+            version: Version of the manifest; empty for any.
             asked: The request. Outputs in shared memory and classifications are for `infer`.
             on_part: Takes parts of the answer before it, if the model's predictor has parts.
         """

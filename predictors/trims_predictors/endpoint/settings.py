@@ -27,11 +27,11 @@ class EndpointSettings:
 
     Attributes:
         host: Address or name to listen on.
-        port: For HTTP; 0 for any free one.
-        grpc_port: For gRPC; 0 for any free one, None for no gRPC.
+        port: Port for HTTP; 0 for any free one.
+        grpc_port: Port for gRPC; 0 for any free one, None for no gRPC.
         grpc_ping_s: Least seconds between two keepalive pings of a client over gRPC; 0 for any.
-        token: That every request must bring; None only on loopback.
-        tenants: Those that have tokens of their own.
+        token: Bearer token that every request must bring; None only on loopback.
+        tenants: Tenants that have tokens of their own.
         token_file: Where the token was read; followed while the endpoint runs. None if it comes from no file.
         tenants_file: Where the tenants were read; followed, too.
         certificate: File for TLS, with the chain.

@@ -40,8 +40,8 @@ def make(call: str, how: str, origin: str, artifact: Mapping[str, Any]) -> Predi
     """Return the predictor that loads a model alone; its `load` is given no weights.
 
     Args:
-        call: As for `resolve.make`.
-        how: The same.
+        call: Argument of `resolve.make`.
+        how: Argument of `resolve.make`.
         origin: Folder of the manifest.
         artifact: `path`, `format` and `options` of the artifact.
 

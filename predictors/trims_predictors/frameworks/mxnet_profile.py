@@ -41,9 +41,8 @@ def profile_of(text: str, nodes: Sequence[Node], offset_ns: int, *, clock_error_
     """Return the profile of a run.
 
     Args:
-        nodes: Of the graph that ran, in order; empty if they are not known.
+        nodes: Nodes of the graph that ran, in order; empty if they are not known.
         offset_ns: What must be added to MXNet's times for those of `time.monotonic_ns`.
-        clock_error_ns: See `Profile`.
 
     Raises PredictorError if it is no profile.
     """

@@ -40,7 +40,7 @@ class MxnetProfiler:
     """See `Profiler`.
 
     Args:
-        host: Whose executor runs; None if there may be none.
+        host: Predictor whose executor runs; None if there may be none.
     """
 
     def __init__(self, host: _Host | None = None) -> None:

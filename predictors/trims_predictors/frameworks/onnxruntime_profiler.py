@@ -40,7 +40,6 @@ def profile_of(text: str, start_ns: int, *, clock_error_ns: int = 0) -> Profile:
 
     Args:
         start_ns: When it began to, on the clock of `time.monotonic_ns`: entries count from there.
-        clock_error_ns: See `Profile`.
 
     Raises PredictorError if it is no profile, or has no run.
     """

@@ -34,13 +34,13 @@ class Event:
     """A step of a run, as a profiler saw it.
 
     Attributes:
-        id: Its own, from 1 on; no other event of the profile has it.
+        id: Number from 1 on; no other event of the profile has it.
         parent: Id of the event that it is a part of; `RUN` for the run itself.
         kind: `LAYER`, `OPERATOR`, `CALL` or `KERNEL`.
-        name: Of the layer, operator, function or kernel.
+        name: Name of the layer, operator, function or kernel.
         start_ns: On the clock of `time.monotonic_ns`.
-        thread: Of the processor, or stream of the device, as the profiler names it.
-        is_joined: Its parent is known by an id; if not, it only ran meanwhile.
+        thread: Thread of the processor, or stream of the device, as the profiler names it.
+        is_joined: Whether its parent is known by an id; if not, it only ran meanwhile.
         attributes: JSON values.
     """
 
@@ -98,7 +98,8 @@ def within(events: Iterable[Event], level: Level, most: int = MOST_SPANS) -> tup
     """Return the events down to a level, parents before their parts, and how many of them were cut.
 
     Args:
-        events: Of a profile. What is a part of a deeper event than the level becomes a part of that one's parent.
+        events: Events of a profile. What is a part of a deeper event than the level becomes a part of that one's
+            parent.
         level: The deepest that is wanted.
         most: Events that are kept: the outer ones before the inner ones.
     """

@@ -127,7 +127,7 @@ class Profiler(Protocol):
 
         Args:
             level: The deepest that is wanted.
-            inputs: Of the run that comes: what a first run does may be done before, with them.
+            inputs: Inputs of the run that comes: what a first run does may be done before, with them.
         """
 
     def stop(self) -> Profile:

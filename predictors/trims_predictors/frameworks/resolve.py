@@ -115,11 +115,11 @@ def make(call: str, how: str, folder: str) -> Predictor:
     Args:
         call: `package.module:Class`, the name of an entry point, `package.module:function`, or a handler:
             `path/of/file.py:function`.
-        how: Which of them: `CLASS`, `PLUGIN`, `FUNCTION` or `HANDLER`.
-        folder: Of the manifest, where a module may lie; or empty.
+        how: Kind of `call`: `CLASS`, `PLUGIN`, `FUNCTION` or `HANDLER`.
+        folder: Folder of the manifest, where a module may lie; or empty.
 
     Raises:
-        NotSupportedError: It is not there, or is no predictor.
+        NotSupportedError: Nothing has that name, or it is no predictor.
         ConfigError: Two packages have a predictor of that name.
     """
     if how == HANDLER:

@@ -44,14 +44,14 @@ class Activity:
     """One entry of Kineto's trace.
 
     Attributes:
-        category: Its `cat`.
-        name: Of the operator, function or kernel.
+        category: Kineto's `cat`.
+        name: Name of the operator, function or kernel.
         start_ns: On Kineto's clock, which counts from 1970.
-        thread: Of the processor; for kernels the stream.
-        external: Its External id: of the operator itself, or of the one that it was made in; 0 for none.
+        thread: Thread of the processor; for kernels the stream.
+        external: External id of the operator itself, or of the one that it was made in; 0 for none.
         correlation: CUPTI's id of a call and of what it launched; 0 for none.
         parent: External id of the operator that this operator was called in; 0 for none.
-        nbytes: That were copied; 0 for what copies nothing.
+        nbytes: Bytes that were copied; 0 for what copies nothing.
         device: Number of the device.
     """
 
@@ -91,7 +91,6 @@ def profile_of(
     Args:
         layers: By the number in the name of their range; `RUN` stands for the run and needs none.
         offset_ns: What must be added to Kineto's times for those of `time.monotonic_ns`.
-        clock_error_ns: See `Profile`.
         has_device: Kineto has watched a device.
     """
     return _Joining(list(activities), layers, offset_ns).profile(clock_error_ns, has_device=has_device)

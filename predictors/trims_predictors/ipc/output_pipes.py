@@ -253,7 +253,6 @@ class Outputs:
         write: Takes lines; None for this process's standard error.
         clock: Monotonic seconds.
         plain: Pass on all lines as they are: for a user who runs one program at a terminal.
-        line: See `Output`.
     """
 
     def __init__(

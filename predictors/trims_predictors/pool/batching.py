@@ -15,7 +15,7 @@ def rows_of(tensors: Sequence[Tensor], wanted: Sequence[str] = ()) -> tuple[int,
     """Return a request's rows, and what other requests must have in common with it to run together.
 
     Args:
-        tensors: Its inputs, of which each has a row for each row of the answer.
+        tensors: Inputs of the request, of which each has a row for each row of the answer.
         wanted: Names of the outputs that it asks for; one that the model does not have fails the whole run.
 
     Raises CallerError if its tensors have different numbers of rows.

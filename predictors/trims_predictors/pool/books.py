@@ -31,7 +31,7 @@ class Slots:
         taken: Predictors that there are.
         further: How many of them `extend` has started.
         idle: Idle ones; the one that has been so longest is the first.
-        unwanted: Those that still load, for queues in which nothing waits any more.
+        unwanted: Predictors that still load, for queues in which nothing waits any more.
         wanting: Queues that want one more.
     """
 
@@ -72,9 +72,9 @@ class Predictor:
     """Predictor, and the requests that it runs.
 
     Attributes:
-        further: It was started by `extend`.
+        further: Whether `extend` has started it.
         idles: Number of its idle time.
-        retired: It ends once it has finished.
+        retired: Whether it ends once it has finished.
     """
 
     queue: Queue

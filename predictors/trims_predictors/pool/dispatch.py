@@ -49,7 +49,7 @@ class Request:
         begin_run: Called when a predictor begins to answer it.
         wanted: Names of the outputs that it asks for; empty for all.
         on_part: Takes parts of the answer as they come; None if none are wanted. Such a request runs alone.
-        only_load: It wants a predictor that has loaded the model, and no run.
+        only_load: Whether it wants a predictor that has loaded the model, and no run.
         id: Name of the request in the log.
         trace: The span that it is a part of; None if none is recorded.
         queued_s: When it was put into the queue, on the clock of `time.perf_counter`.
@@ -79,7 +79,7 @@ class Running:
         stages: Seconds that the parts of its start took.
         keep_alive_s: What the last request said of it.
         stops: A run of it ends early if it is asked to.
-        jobs: Of the run that is under way.
+        jobs: Jobs of the run that is under way.
         run_began_s: When that run began, on the clock of `time.perf_counter`.
         shortest_s: Seconds of its shortest run; infinite before one has ended.
         abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
@@ -120,7 +120,7 @@ class Runs:
     """Dispatcher that has predictors answer jobs, whose payloads are requests.
 
     Args:
-        computing: Which predictors compute now, and share the processors.
+        computing: Predictors that compute now, and share the processors.
         ran: Called for each run with the deployment, the predictor's answer and how long it took, in seconds.
         fail: Reports an error to a job's client.
         saw: Called for each run, with the deployment, the inputs of a request, and the outputs if all are wanted.

@@ -122,7 +122,7 @@ class WorkerPool:
             tensors: The inputs, checked here.
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
-            priority: Its level among those of the model, 1 for the first; 0: the model's default.
+            priority: Level among those of the model, 1 for the first; 0: the model's default.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
             begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
             wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
@@ -378,7 +378,7 @@ class WorkerPool:
         False if there is none.
 
         Args:
-            place: Of the load; None for that of the model's manifest.
+            place: Place of the load; None for that of the model's manifest.
         """
         spare = is_device(place or "") and await self.on_devices.make_way(place)
         return spare or await self._end_idle(DeploymentKey("")) or (place is None and await self.on_devices.make_way())

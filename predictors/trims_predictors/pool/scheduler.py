@@ -87,8 +87,8 @@ class Schedule:
         For a request that waits, an idle predictor of another queue gives its slot up: call it again once it has ended.
 
         Args:
-            ahead: For the next request, where all predictors are busy; else for one that waits, and for which none
-                starts already.
+            ahead: Whether it is for the next request, where all predictors are busy; else for one that waits, and for
+                which none starts already.
         """
         queue = self._queues.get(key)
         if queue is None or queue.retired or queue.idle or len(queue.starting) >= len(queue.jobs) + ahead:

@@ -103,7 +103,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
     """The filter for a machine, as `seccomp(2)` and bubblewrap take it; None for a machine without a table.
 
     Args:
-        machine: As `platform.machine` calls it; None for this one.
+        machine: Name that `platform.machine` gives; None for this one.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
@@ -273,7 +273,7 @@ class Wrapped:
     Attributes:
         command: Program and arguments.
         how: Further arguments for `subprocess.Popen`.
-        fd: That the program must inherit; -1 for none. `close` it once the program has started.
+        fd: Descriptor that the program must inherit; -1 for none. `close` it once the program has started.
     """
 
     command: list[str]

@@ -45,7 +45,7 @@ class StepContext:
         model: Name of the model.
         options: `options` of the step.
         attributes: `attributes` of the manifest.
-        folder: Of the manifest; empty if it has none.
+        folder: Folder of the manifest; empty if it has none.
         given: In `postprocess`: the tensors that the predictor was given, after `preprocess`.
     """
 
@@ -60,12 +60,12 @@ def function_of(step: Step, label: str, folder: str) -> Callable[..., Any]:
     """The function that a step names or brings.
 
     Args:
-        step: Of the kind `call` or `source`.
-        label: Of the step, for messages and for the source's name in tracebacks.
-        folder: Of the manifest, where a named module may lie.
+        step: Step of the kind `call` or `source`.
+        label: Name of the step, for messages and for the source's name in tracebacks.
+        folder: Folder of the manifest, where a named module may lie.
 
     Raises:
-        NotSupportedError: It cannot be imported, or is no function.
+        NotSupportedError: The name cannot be imported, or is no function.
         PredictorError: The source text fails.
     """
     if step.kind == SOURCE_STEP:
@@ -150,7 +150,7 @@ class Chain:
     Args:
         which: `preprocess`, whose data is the request's: what is wrong with it is the caller's fault; or
             `postprocess`, whose data is the predictor's.
-        folder: Of the manifest; empty if it has none.
+        folder: Folder of the manifest; empty if it has none.
 
     Raises:
         NotSupportedError: A library, a file or a function is not there.

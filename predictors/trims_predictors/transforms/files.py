@@ -17,7 +17,7 @@ def locate(stated: Mapping[str, Any], folder: str) -> str:
 
     Args:
         stated: `path`, absolute or in the folder, or `package`: its import name and a path inside it.
-        folder: Of the manifest; empty if it has none.
+        folder: Folder of the manifest; empty if it has none.
 
     Raises:
         NotSupportedError: There is no such package or file.

@@ -148,7 +148,7 @@ class _Answers:
     """Answers to one request: one, or the parts of a stream.
 
     Attributes:
-        queue: Those that wait; None after the last one.
+        queue: Answers that wait; None after the last one.
         task: Makes them.
     """
 

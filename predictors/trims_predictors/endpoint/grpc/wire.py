@@ -42,7 +42,7 @@ class Received(NamedTuple):
 
     Attributes:
         message: The ModelInferRequest.
-        raw: Its `raw_input_contents`.
+        raw: Message's `raw_input_contents`.
         contents: Index of an input -> its `contents`, as bytes in pieces, if those of all inputs together are large.
         trouble: Why it is refused: it has too many parts, and the message only those before. Empty if it has not.
     """

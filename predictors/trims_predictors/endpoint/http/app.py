@@ -61,7 +61,7 @@ def raw_request(body: memoryview, inputs: Sequence[TensorType], *, batches: bool
     BYTES is its one element, without a length before it.
 
     Args:
-        inputs: Of the model, as far as they are known.
+        inputs: Model's inputs, as far as they are known.
         batches: Whether the first dimension is that of a batch: of one row then.
     """
     if len(inputs) != 1:
@@ -106,7 +106,7 @@ def build_app(
         most_body_bytes: Larger requests are refused.
         token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
-        callers: Those that may ask; None for who brings the token.
+        callers: Principals that may ask; None for any that brings the token.
         workers: Read and write large JSON; their maker closes them. None where no JSON is large.
         evaluations: Routes of the package that measures; their maker closes them. None refuses all of them.
     """

@@ -61,9 +61,8 @@ async def event_stream(
     """Return the response of these events, once the first is there. Raises what the generator raises before that.
 
     Args:
-        request: Whose client must wait; its body must have been read.
+        request: Request whose client must wait; its body must have been read.
         events: All of them, each as it is sent.
-        lasting: See `EventStream`.
     """
 
     async def begun() -> Response:

@@ -37,7 +37,7 @@ def check_head(url: bytes, fields: Sequence[tuple[bytes, bytes]], version: str, 
     Args:
         url: The target of the request.
         fields: Names in small letters, and values.
-        field_bytes: Of all fields as they are usually written.
+        field_bytes: Bytes of all fields as they are usually written.
     """
     if len(url) + field_bytes > MOST_HEAD_BYTES:
         raise RefusedHeadError(*TOO_LARGE)

@@ -86,7 +86,7 @@ class _Call:
         workers: Write what is large.
         route: One of the API's routes.
         counting: Takes the answer, to count it.
-        span: Of the request; None for none.
+        span: Span of the request; None for none.
         lasting: Ends with the response.
     """
 

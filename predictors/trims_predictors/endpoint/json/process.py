@@ -79,7 +79,7 @@ class JsonProcess:
 
         Raises:
             CallerError: The request is wrong.
-            TooMuchWorkError: It takes too much memory, or too long.
+            TooMuchWorkError: The job takes too much memory, or too long.
             CapacityError: The process ended, or could not be started.
 
         The process is killed unless it has answered, also if the wait is cancelled.

@@ -71,7 +71,7 @@ class Tracing:
 
         Args:
             carrier: The client's context, in W3C's headers.
-            attributes: Of the span; those that are None are left out.
+            attributes: Attributes of the span; those that are None are left out.
             outcome: What an error, or None, means in the request's protocol.
         """
         context = _W3C.extract(carrier, Context())

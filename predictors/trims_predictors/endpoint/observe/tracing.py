@@ -90,7 +90,7 @@ def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) 
     The caller writes `trims=1`, or the name of the level down to which the request is recorded: `trims=framework`.
 
     Args:
-        headers: Of the request, or its metadata.
+        headers: Headers of the request, or its metadata.
     """
     if not is_on():
         return _NOTHING

@@ -67,7 +67,7 @@ class InferRequest:
     """One request, checked.
 
     Attributes:
-        inputs: Its tensors; those in shared memory have no data yet.
+        inputs: Tensors; those in shared memory have no data yet.
         id: Comes back in the answer.
         wanted: Outputs that are asked for; None for all.
         shared: Index of an input -> where its data lies.
@@ -112,13 +112,12 @@ def make_request(
     """Check the parameters of a request and put it together.
 
     Args:
-        request_id: Its id; None for none.
         outputs: Names and parameters of the outputs that it asks for.
         http: Whether it came over HTTP, where data may be JSON or binary.
 
     Raises:
         CallerError: A parameter is unknown, or has a value that is none of its own.
-        NotOfferedError: It belongs to an extension that is not offered.
+        NotOfferedError: A parameter belongs to an extension that is not offered.
     """
     _check_known(parameters, (*_OF_REQUEST, _BINARY_OF_REQUEST), "the request")
     if not http:

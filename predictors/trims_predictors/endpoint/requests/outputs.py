@@ -92,13 +92,13 @@ def classify(tensor: Tensor, classes: int, *, batches: bool, labels: Sequence[by
         tensor: Numbers, of the shape [...], or [N, ...] with a batch of N rows.
         classes: So many of each row; fewer if it has fewer elements.
         batches: Whether the first dimension is that of a batch.
-        labels: Of the elements of a row, in order.
+        labels: Names of the elements of a row, in order.
 
     Returns:
         A tensor of the shape [classes], or [N, classes]. Of equal values the one with the smaller index comes first.
 
     Raises:
-        CallerError: It has text or truth values, or would become too many texts.
+        CallerError: The output has text or truth values, or would become too many texts.
     """
     import numpy as np
 

@@ -23,7 +23,7 @@ class Streamed(NamedTuple):
     """A part of an answer, or its end.
 
     Attributes:
-        tensors: Of the part; of the end, all that was asked for.
+        tensors: Outputs of the part; of the end, all that was asked for.
         end: The whole answer and who gave it; None for a part.
     """
 

@@ -74,7 +74,7 @@ class SharedMemory:
 
     Args:
         offered: Whether any may be registered.
-        most_bytes: Of the inputs of one request together.
+        most_bytes: Limit for the inputs of one request together.
     """
 
     def __init__(self, *, offered: bool = False, most_bytes: int = 256 << 20) -> None:
@@ -88,8 +88,8 @@ class SharedMemory:
         """Register a region for the caller.
 
         Args:
-            name: Of the region; the caller's own.
-            key: Of the object, with or without the slash before it.
+            name: Region's name; the caller's own.
+            key: Object's name, with or without the slash before it.
             offset: Bytes from the beginning of the object.
             nbytes: Length of the region.
 

@@ -175,7 +175,7 @@ def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     """Draw the random numbers of a seed inside, and go on afterwards as if none had been drawn.
 
     Args:
-        seed: None to draw the numbers that come next.
+        seed: Seed to draw from; None to draw the numbers that come next.
         device: Device of the module: its numbers are drawn there.
     """
     if seed is None:
@@ -219,12 +219,12 @@ class Asked:
     """Texts and parameters of one request.
 
     Attributes:
-        options: For `generate` of transformers.
+        options: Arguments for `generate` of transformers.
         stops: Words that end an answer, and are no part of it.
         most_new: Tokens that the answer to each prompt may have.
-        seed: Of the random numbers; None for another one each time.
+        seed: Seed of the random numbers; None for another one each time.
         full: Answers begin with the text of the request.
-        echoes: Its parts begin with that text, too.
+        echoes: Whether its parts begin with that text, too.
         streams: The request says that it wants parts.
     """
 
