@@ -23,7 +23,7 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
     Raises:
         yaml.YAMLError: It is not YAML, a value does not fit its tag, a number has too many digits, or a mapping has one
             key twice; the message names the value or the key, and the lines.
-        RecursionError: It is nested too deeply.
+        RecursionError: The document is nested too deeply.
     """
     loader = _Loader(text)
     try:

@@ -79,7 +79,7 @@ class Installed:
     """A plug-in of another package, of any group.
 
     Attributes:
-        value: Its module and function or class.
+        value: Module and function or class.
         package: Name and version of the package that brings it.
         problem: Why it cannot be imported; empty if it can.
     """

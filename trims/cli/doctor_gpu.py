@@ -43,9 +43,9 @@ class Facts:
         library: The driver's library can be loaded.
         files: Names in /dev by which the kernel's driver is reached.
         container: This is one, as far as one can tell.
-        variables: Those of the environment that hide devices.
+        variables: Environment variables that hide devices.
         packages: Distribution -> version, those that matter and are installed.
-        versions: Of the driver; None if it does not say.
+        versions: Versions of the driver; None if it does not say.
         surveyed: By NVML; partitioned GPUs and their parts.
         no_survey: Why there is no survey.
         not_seen: Why CUDA sees nothing.

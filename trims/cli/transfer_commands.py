@@ -62,7 +62,7 @@ def interruptible(daemon: Admin, name: str | None, address: str) -> Iterator[Non
 
     Args:
         daemon: Is asked what it still has.
-        name: Of the model; by default made from the address.
+        name: Name of the model; by default made from the address.
         address: Perhaps the path of a file, of which an interrupt leaves nothing to say.
     """
     from trims.manifests.addresses import is_address, name_for, without_secret

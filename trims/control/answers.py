@@ -21,7 +21,7 @@ class Holder:
     """A session that holds leases of a replica.
 
     Attributes:
-        pid: Its process; 0 if it is gone already.
+        pid: Process of the session; 0 if it is gone already.
         uid: The user of that process.
     """
 
@@ -89,22 +89,23 @@ class Model:
     """A registered model.
 
     Attributes:
-        format: Of its artifact; empty until it was looked into.
-        key: Of its image; empty until it was looked into.
+        format: Format of the artifact; empty until it was looked into.
+        key: Image key; empty until the model was looked into.
         replicas: Where its image lies, fastest place first.
         image_bytes: Length of its image; 0 until it was converted.
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
         problem: Why its manifest cannot be read, in a list of all models; all but the name is empty then.
-        inputs: As its graph states them, else as its first run had them; empty until they are known, and in lists.
-        outputs: As `inputs`, for its outputs.
+        inputs: Inputs as the graph states them, else as the first run had them; empty until they are known, and in
+            lists.
+        outputs: Outputs, known in the same ways.
         tensors_seen: Inputs and outputs are those of a run: others may be right as well.
         lock_json: What `trims.lock` says of its address, as it holds on any machine; empty without, and in lists.
-        files: Those of its artifact that are known, the main one first; empty until it was looked into, and in lists.
+        files: Known files of the artifact, the main one first; empty until it was looked into, and in lists.
         reference: What opens this version and no other; empty from a daemon that has one version of each model.
         aliases: What else leads to this version: the plain name, or `name@label`.
         versions: All of the model, in the order in which they were registered.
-        unconfirmed: Of a model that was added: see `Aliases`.
+        unconfirmed: Watchers that did not confirm a model that was added: see `Aliases`.
     """
 
     name: str
@@ -154,7 +155,7 @@ class ModelAlias:
     """Target of an alias.
 
     Attributes:
-        label: Of `name@label`; empty for the plain name.
+        label: Label of `name@label`; empty for the plain name.
         previous: What it led to before; empty if that is gone, or it never was.
     """
 
@@ -200,7 +201,7 @@ class Device:
         driver: How its memory is shared: `vmm` or `ipc`.
         keeper_pid: 0 if its keeper is gone.
         keeper_awake: The keeper holds a CUDA context, which takes device memory.
-        free_bytes: Of the whole device; None if the driver does not say.
+        free_bytes: Free memory of the whole device; None if the driver does not say.
         total_bytes: Memory of the whole device; None if the driver does not say.
         trouble: Why the keeper does not answer; empty if it does.
         reserve_bytes: Bytes that are left free beside the capacity, for the work of predictors.
@@ -319,7 +320,7 @@ class Loading:
     Attributes:
         phase: `resolving`, `fetching`, `queued`, `filling`, `pushing` or `done`.
         replica: With `done`.
-        fetched_bytes: Of `done_bytes`: over a network, now.
+        fetched_bytes: Part of `done_bytes` that comes over a network, now.
         bytes_per_s: Rate of those.
         left_s: Seconds until the end at this rate; None if that is unknown.
         note: What people should know, such as what was found already.

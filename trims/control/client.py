@@ -109,18 +109,18 @@ class AsyncAdmin(_Door):
 
         Args:
             source: A manifest (a .yaml file, or a mapping), an artifact, or the folder of a Hugging Face model.
-            name: For an artifact; by default made from its file or folder.
+            name: Name for an artifact; by default made from its file or folder.
             replace: Replace another manifest of the same version; if that is not registered, the one that the plain
                 name leads to.
             lazy: Do not convert now; the first load will.
-            state_key: For a torch checkpoint: which of its values is the state dict, with dots between keys.
-            task: For the folder of a Hugging Face model: what it answers (`trims.manifests.tasks`), if that is not what
-                its architecture says.
-            trust_remote_code: For such a folder: run its Python files, if its `config.json` names some.
-            fields: For an artifact or a folder: further fields of its manifest, such as `{"version": "2", "predictor":
+            state_key: Key of the state dict in a torch checkpoint, with dots between keys.
+            task: Task of the folder of a Hugging Face model (`trims.manifests.tasks`), if it is not what the
+                architecture says.
+            trust_remote_code: Run Python files of such a folder, if its `config.json` names some.
+            fields: Further fields of the manifest of an artifact or a folder, such as `{"version": "2", "predictor":
                 {"deadline_s": 10}}`. A manifest has its own.
-            prove: For an address, without `lazy`: hash also the files that lay in a hub's cache already, before they
-                are served.
+            prove: Hash also files of an address that lay in a hub's cache already, before they are served; not with
+                `lazy`.
             on_progress: Called now and then while it is converted.
 
         Raises:
@@ -188,8 +188,8 @@ class AsyncAdmin(_Door):
         that do not.
 
         Args:
-            name: Of a model, or `name@label`: a label is made if it is not there.
-            version: That it leads to from now on. Without it, and the others, nothing is switched.
+            name: Name of a model, or `name@label`: a label is made if it is not there.
+            version: Version to lead to from now on. Without it, and the others, nothing is switched.
             back: Lead to what it led to before its last switch.
             remove: Remove the label.
 
@@ -209,7 +209,7 @@ class AsyncAdmin(_Door):
         """Return all registered versions of all models, or of one; of each the one that its plain name leads to first.
 
         Args:
-            name: Of the one model; there are no versions of a model that is not registered.
+            name: Name of the one model; there are no versions of a model that is not registered.
         """
         with self._errors():
             listed = (await self._stub.List(orders.message(pb.ListRequest, name=name))).models
@@ -229,7 +229,7 @@ class AsyncAdmin(_Door):
 
         Args:
             name: A registered model.
-            key: Of the image that ran. Nothing is kept if the name stands for another one by now.
+            key: Key of the image that ran. Nothing is kept if the name stands for another one by now.
 
         Raises ModelNotFoundError, CallerError.
         """
@@ -280,15 +280,15 @@ class AsyncAdmin(_Door):
             name: A registered model whose manifest names an address.
             update: Take what lies there now, also if it was something else when it was first seen.
             prove: Hash also the files that lay in a hub's cache already, before they are served.
-            forget: It was registered for this pull: the daemon forgets it again if the pull fails, or its client goes,
-                unless another one asks for it.
+            forget: Whether the model was registered for this pull: the daemon forgets it again if the pull fails, or
+                its client goes, unless another one asks for it.
             on_progress: Called several times a second.
 
         Returns:
             The last message; its note says what was found.
 
         Raises:
-            DigestMismatchError: It is something else than when it was first seen, without `update`.
+            DigestMismatchError: Something else lies there than when it was first seen, without `update`.
             SourceUnavailableError, SourceRefusedError, ArtifactNotFoundError, AddressRefusedError, NoSpaceError.
         """
         request = orders.message(pb.PullRequest, name=name, update=update, prove=prove, forget=forget)
@@ -339,11 +339,11 @@ class AsyncAdmin(_Door):
 
         Args:
             name: A registered model, an absolute path, or the beginning of an image key.
-            place: None for all places, the image on disk included.
+            place: Place to free; None for all places, the image on disk included.
             drain: Let leases run out first.
 
         Raises:
-            InUseError: It is leased or pinned, and `drain` was not asked for.
+            InUseError: The image is leased or pinned, and `drain` was not asked for.
             ModelNotFoundError: Nothing has this name.
         """
         with self._errors():

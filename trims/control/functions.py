@@ -39,7 +39,7 @@ def function_manifest(
     """Return the manifest of a function, which refers to its model by name.
 
     Args:
-        model: That it gets as its first argument.
+        model: Model that it gets as its first argument.
         form: What it gets the model as, one of `FORMS`; None for the first.
         handler: Name of the function in the file; None for `handler`.
         name: What it is registered as; None for a name made from the file's.
@@ -47,8 +47,8 @@ def function_manifest(
 
     Raises:
         ArtifactNotFoundError: There is no such file.
-        CallerError: It has no such function, one that is `async`, or one that takes other arguments; or the form is
-            none.
+        CallerError: The file has no such function, one that is `async`, or one that takes other arguments; or the form
+            is none.
         ManifestError: A field is none of a function's, or has a value that it cannot have.
     """
     form, handler = form or FORMS[0], handler or _HANDLER

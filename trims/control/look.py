@@ -26,7 +26,7 @@ class Tensors(NamedTuple):
     """Tensors of an artifact.
 
     Attributes:
-        nbytes: Of those that are not tied.
+        nbytes: Bytes of the tensors that are not tied.
         dtypes: How many have each data type, the most frequent first.
     """
 
@@ -41,9 +41,9 @@ class Found(NamedTuple):
     Attributes:
         format: Name of its converter.
         files: All of it, the main one first.
-        framework: That runs it; empty if the format does not say it.
+        framework: Framework that runs it; empty if the format does not say it.
         signature: Inputs and outputs as the graph states them; empty if it does not, or as no request can have them.
-        tensors: None if only a conversion can list them.
+        tensors: Tensors; None if only a conversion can list them.
         why_not: Why they are not listed; empty if they are.
     """
 
@@ -59,7 +59,7 @@ def look(main: Path, options: Mapping[str, Any], format_name: str = "") -> Found
     """Look into an artifact, reading headers and graphs and no weights.
 
     Args:
-        format_name: As the manifest states it; empty to detect it.
+        format_name: Format that the manifest states; empty to detect it.
 
     Raises ArtifactError or NotSupportedError for what no converter takes.
     """

@@ -54,7 +54,7 @@ class Lines:
 
         Args:
             field: Such as `preprocess[0].resize.size`.
-            key: Of the field's mapping: the line is its own, if it is there.
+            key: Key in the field's mapping: the line is its own, if it is there.
         """
         node, line = self._root, 1
         for index, name in _TOKEN.findall(field):

@@ -48,7 +48,7 @@ def written_manifest(path: Path, name: str | None, has: Callable[[str], bool]) -
 
     Args:
         path: A file, or a folder with one.
-        name: Of the model; None for one made from the file's.
+        name: Name of the model; None for one made from the file's.
         has: Says of a framework whether an environment has it: another one is commented out.
 
     Raises what `manifest_for` and `look` raise.

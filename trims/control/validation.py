@@ -36,7 +36,7 @@ class Checked(NamedTuple):
     """One file.
 
     Attributes:
-        name: Of the model; empty if the file does not say it.
+        name: Name of the model; empty if the file does not say it.
         problems: In the order of lines; empty for a manifest that is right.
     """
 

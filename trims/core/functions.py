@@ -27,7 +27,7 @@ class Raised(NamedTuple):
 
     Attributes:
         type: Name of its class.
-        message: Its text; empty if it has none, or if making one fails.
+        message: Text of the exception; empty if it has none, or if making one fails.
         file: Path of the file; empty if no frame has one.
         line: Number of the line, from 1; 0 without a file.
         function: Name of the function; `<module>` for code of an import.

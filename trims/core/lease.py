@@ -35,13 +35,13 @@ class Waiter:
     Attributes:
         ticket: Chosen by the store; comes back in the answer. Negative for a promotion.
         session: The asking session, or None for a request without one (a prefetch, the control door, the store).
-        wants_lease: True for an open, False for a request that only wants the replica there.
+        wants_lease: Whether it is an open; if not, it only wants the replica there.
         deadline_at_s: Clock time after which the answer is an error, or None. A waiter without a deadline is
             *impatient*: it waits for a load to finish but not for leases of others to end.
         internal: The store asks for its own sake (keeping an image on disk, loading again what a device lost): it is
             served while the daemon drains.
-        modest: It can be served at another place of the host as well: nothing that is worth more leaves memory for it,
-            and it does not wait for leases of others to end.
+        modest: Whether it can be served at another place of the host as well: nothing that is worth more leaves memory
+            for it, and it does not wait for leases of others to end.
         tenant: On whose behalf; None for the daemon's own user, and for residency itself.
         avoids: A device that the session cannot use just now; any other one is better.
         others: Devices that can serve it instead, best first, if it asked for any; None if it named one, or the host.
@@ -81,7 +81,7 @@ class Leases:
             dead daemon never names one of the next.
 
     Attributes:
-        numbers: Of the leases to come; each is given once.
+        numbers: Numbers of the leases to come; each is given once.
         by_number: All leases. `Ledger.grant` writes a new one here and in `sessions`.
         sessions: Numbers of the leases of each session, oldest first.
     """

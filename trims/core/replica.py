@@ -81,10 +81,9 @@ class Replica:
 
     Attributes:
         key: Image key.
-        generation: Which incarnation; completions of an older one are stale. Rises with the order of arrival.
-        state: See `State`.
+        generation: Number of the incarnation; completions of an older one are stale. Rises with the order of arrival.
         nbytes: Size in bytes, 0 while unknown.
-        measured: True once the size is known from planning a conversion.
+        measured: Whether the size is known from planning a conversion.
         measuring: Number of the measurement that is running, 0 if none is. A report of another one is stale.
         cost_s: Seconds the last fill took: what losing the replica would cost.
         leases: Numbers of the leases that hold it.
@@ -103,7 +102,7 @@ class Replica:
         fills_without_room: How many of its fills, and of those of the incarnations whose waiters it has, found the
             machine without room.
         returned_before: Bytes that had come back at its place when its fill began: see `PlaceBooks.returned_bytes`.
-        place_lost: Its place was lost while it was filled: it must not be granted, even if the fill succeeds.
+        place_lost: Whether its place was lost while it was filled: it must not be granted, even if the fill succeeds.
         share: What its bytes count as, and `charged_bytes` how many; kept by `Capacity`.
         claimed_bytes: Room that is on its way back and kept for it while it is queued.
         overtaken_bytes: Bytes given to later arrivals while it was the first in line for room.

@@ -82,7 +82,7 @@ class AttachDoor:
         mode: Permissions of the socket: which users may connect at all.
         boot: Identifies this life of the daemon.
         budget: One client more than its sessions is refused.
-        tenants: Those that share the daemon; by default none.
+        tenants: Tenants that share the daemon; by default none.
         on_death: Called if the door's thread dies.
         template_bytes: Memory that the templates of programs may take.
 

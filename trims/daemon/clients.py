@@ -60,8 +60,8 @@ class Connection:
     Attributes:
         inbox: Messages that were read and not handled yet: a connection has a few handled in each turn.
         interest: Events its socket is polled for.
-        tenant: Its tenant; None for the operator.
-        process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.
+        tenant: Tenant of the client; None for the operator.
+        process_fd: Pidfd of the process, if it was granted memory that counts as read until the process is gone.
     """
 
     number: int

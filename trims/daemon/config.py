@@ -78,7 +78,7 @@ class Config:
         large_pages: Have the kernel use large pages there: first touches, loads and evictions are several times faster.
         gpus: UUIDs of the devices to keep models on, with commas between; `auto` for all there are, `none` for none.
         gpu_driver: How their memory is shared: `vmm`, `ipc`, or `auto` for the better one the device has.
-        gpu_share: Of what is free on a device, the part its tier may use.
+        gpu_share: Part of a device's free memory that its tier may use.
         gpu_reserve_bytes: Left free besides, for activations and contexts of predictors.
         gpu_rest_s: Seconds without a copy after which a device's mover ends, and its context with it. A keeper that
             runs already keeps what it was started with.
@@ -89,7 +89,7 @@ class Config:
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
         environments_dir: Where `trims env create` makes environments.
         converter_memory_bytes: Private memory of a converter child.
-        converter_time_s: Its wall seconds.
+        converter_time_s: Wall seconds of a converter child.
         workers: Fills that run at once.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
         download_capacity_bytes: Files fetched from addresses, in the state folder. Default: as for images on disk.

@@ -111,7 +111,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         on_shutdown: Called with `purge` when a request asks the daemon to end.
         transfers: Pulls and pushes.
         waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
-        ping_s: See the setting `grpc_ping_s`.
+        ping_s: Setting `grpc_ping_s`.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
         missing: Says what is not installed; empty if nothing.
 
     Raises:
-        ConfigError: It is asked for, and a package that it needs is missing.
+        ConfigError: The endpoint is asked for, and a package that it needs is missing.
     """
     off = "" if config.endpoint != "no" else "the setting endpoint is no"
     if not off:

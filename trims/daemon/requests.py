@@ -72,9 +72,9 @@ class Requests:
 
     Args:
         store: Answers.
-        send: For what can be answered at once.
-        answered: For what the store answers, which calls this from any thread, with the request's id; the door calls
-            `answer` for it, so that no lease ends between grant and send.
+        send: Sends what can be answered at once.
+        answered: Called by the store with an answer, from any thread, with the request's id; the door calls `answer`
+            for it, so that no lease ends between grant and send.
     """
 
     def __init__(self, store: Store, send: Send, answered: Callable[[Connection, int, Outcome], None]) -> None:

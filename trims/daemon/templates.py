@@ -44,9 +44,9 @@ class Caller(NamedTuple):
     """A client, as far as it decides about templates.
 
     Attributes:
-        tenant: Its tenant; empty for the operator.
-        identity: See `identity_of`; only the user where the daemon may not look at another user's process.
-        confined: It may do less than the daemon: filters of system calls bind it, or it can gain no rights.
+        tenant: Name of the tenant; empty for the operator.
+        identity: Result of `identity_of`; only the user where the daemon may not look at another user's process.
+        confined: Whether it may do less than the daemon: filters of system calls bind it, or it can gain no rights.
     """
 
     uid: int

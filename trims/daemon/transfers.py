@@ -56,7 +56,7 @@ class Pulling:
     """A pull that runs in a thread of its own.
 
     Attributes:
-        pending: Its end: what an order to load ends in.
+        pending: Outcome to come: what an order to load ends in.
         stop: Set when no client waits for it any more.
     """
 
@@ -69,7 +69,7 @@ class Pushing:
     """A push that runs in a thread of its own.
 
     Attributes:
-        moved: Its progress; None before the first byte.
+        moved: Progress; None before the first byte.
         over: Set at its end.
         error: Why it failed.
     """

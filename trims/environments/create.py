@@ -38,7 +38,7 @@ class Request:
     """Description of the environment to make.
 
     Attributes:
-        requirements: As a person wrote them. Empty with a lock.
+        requirements: Requirements as a person wrote them. Empty with a lock.
         lock: A lock file.
         python: A version, a path, or empty: that of the lock, else of this process.
         links: Folders with wheels.

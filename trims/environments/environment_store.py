@@ -302,7 +302,7 @@ def hold(python: str | os.PathLike[str] | None) -> int | None:
         None if trims did not make its environment.
 
     Raises:
-        NotSupportedError: It is being removed.
+        NotSupportedError: The environment is being removed.
     """
     if python is None:
         return None

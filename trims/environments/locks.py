@@ -43,7 +43,7 @@ class Lock:
     Attributes:
         pins: Sorted by name.
         python: `3.11`.
-        platform: As `sysconfig.get_platform` has it: `linux-x86_64`.
+        platform: Platform as `sysconfig.get_platform` names it: `linux-x86_64`.
     """
 
     pins: tuple[Pin, ...]

@@ -101,7 +101,7 @@ def naming_foreign(format: str, files: Sequence[Path]) -> Iterator[None]:  # noq
 
     Args:
         format: Name of the converter that reads.
-        files: Those of the artifact, the main one first.
+        files: Files of the artifact, the main one first.
 
     Raises ArtifactError in the place of an error that says less.
     """

@@ -87,7 +87,7 @@ def check_shards(main: Path, expected: Mapping[str, str], found: Iterable[tuple[
 
     Args:
         main: The index.
-        expected: Its map from tensors to shards.
+        expected: Map of the index from tensors to shards.
         found: Each shard with the names of its tensors.
     """
     places: dict[str, str] = {}

@@ -34,7 +34,7 @@ def stored_members(fd: int, nbytes: int, *, directory_bytes: int | None = None) 
 
     Args:
         fd: The file.
-        directory_bytes: Of a larger directory nothing is read; None for `DIRECTORY_BYTES`.
+        directory_bytes: Length above which nothing is read of a directory; None for `DIRECTORY_BYTES`.
 
     Raises NotInPlaceError for a file that is no zip file or does not begin with one, or has a member that is
     compressed, encrypted, there twice, or not where the directory says.

@@ -28,7 +28,7 @@ class CopyPlan:
     """A task and what it reads.
 
     Attributes:
-        order: For a copier. The first of its files has the image's own parts: header, index, program.
+        order: Order for a copier. The first of its files has the image's own parts: header, index, program.
         files: The artifact's files, which the others are.
     """
 

@@ -45,10 +45,10 @@ class FilePages:
     """Pages of one file.
 
     Attributes:
-        file: Which file; it must still be the one that was described.
+        file: File, which must still be the one that was described.
         begin: Where the first page lies in the image.
         nbytes: From there to the end of the file's last tensor.
-        offset: Of the first page in the file.
+        offset: Offset of the first page in the file.
     """
 
     file: SourceFile
@@ -65,7 +65,8 @@ class InPlacePlan:
         head: The first bytes of the image: header, index and program.
         nbytes: Length of the image.
         pages: What follows the head, in order; between two parts lies less than a page, which has no meaning.
-        unaligned_bytes: Of tensors that are not aligned to their elements, so that each session copies what it reads.
+        unaligned_bytes: Bytes of tensors that are not aligned to their elements, so that each session copies what it
+            reads.
     """
 
     head: bytes

@@ -63,7 +63,7 @@ def modules_beside(origin: str, modules: Iterable[str], what: str, *, alike: boo
 
     Args:
         origin: The folder; empty for none.
-        modules: Those that the block is going to use.
+        modules: Modules that the block is going to use.
         what: Named in messages.
         alike: A file of the same content will do.
 

@@ -42,7 +42,7 @@ class SourceTensor(NamedTuple):
     """A tensor on its way into an image. Its bytes come from `fill`, `span` or another tensor; none of them: zeros.
 
     Attributes:
-        name: Its name; any Unicode string but `__metadata__`.
+        name: Any Unicode string but `__metadata__`.
         dtype: A key of `DTYPE_BYTES`.
         shape: Extents, row-major.
         fill: Writes the tensor's bytes into the memory it is given, which has exactly its size. Not called for
@@ -247,11 +247,11 @@ def encode_outline(
     It is as short as a header can be, because it is made where a request waits.
 
     Args:
-        index_bytes: Of the binary index, which the data block begins with.
+        index_bytes: Length of the binary index, which the data block begins with.
         program_span: Where in the data block the program begins and ends; the tensors follow.
         data_bytes: Length of the data block.
         metadata: Strings of the artifact.
-        alignment: Its length with the pads is a multiple of this.
+        alignment: Divisor of the header's length with the pads.
 
     Raises ImageError for a header that is too large.
     """

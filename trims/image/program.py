@@ -38,7 +38,7 @@ class Program(NamedTuple):
     """A graph without weights.
 
     Attributes:
-        kind: Which framework client understands the body.
+        kind: Name of the framework client that understands the body.
         attributes: JSON values that describe the body (versions, input names, tied names...).
         body: The bytes.
     """

@@ -21,7 +21,7 @@ def make_static(state: Mapping[str, torch.Tensor], what: str) -> tuple[torch.nn.
 
     Args:
         state: Tensors by their names in the file. A table that needs no change becomes the module's own.
-        what: Whose module it is, for messages.
+        what: Owner of the module, for messages.
     """
     used = {_SAVED} if _SAVED in state else {_MODEL2VEC, "mapping", "weights"}
     table = state.get(_SAVED) if _SAVED in state else _of_model2vec(state)

@@ -29,12 +29,12 @@ def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torc
 
     Args:
         call: `package.module:function`.
-        what: Whose module it is, for messages.
+        what: Owner of the module, for messages.
         origin: Folder of the manifest, where the builder may lie; empty if there is none.
 
     Raises:
-        ArtifactError: It is named wrongly, raises, or returns no module.
-        NotSupportedError: It cannot be imported here, or another module of its name has been.
+        ArtifactError: The builder is named wrongly, raises, or returns no module.
+        NotSupportedError: The builder cannot be imported here, or another module of its name has been.
     """
     if not isinstance(call, str) or ":" not in call or not isinstance(arguments, dict):
         raise ArtifactError(f"{what}: option module must be 'package.module:function' and module_args a map")

@@ -74,7 +74,7 @@ def make_module(
     Args:
         state: Tensors by their names in the file. Those that need no conversion become the module's own.
         described: The model.
-        what: Whose module it is, for messages.
+        what: Owner of the module, for messages.
         with_code: Python files of the folder may run.
 
     Raises:
@@ -104,7 +104,7 @@ def buffers_of(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> di
 
     Args:
         module: The module; one of another library has none here.
-        state: Its tensors by their names in a file or in the module.
+        state: Tensors by their names in a file or in the module.
     """
     import sys
 

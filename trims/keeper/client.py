@@ -54,7 +54,7 @@ class KeeperState:
         awake: There is a context, which takes device memory: a mover runs, or the keeper shares by `ipc` and has one.
         peers: UUIDs of the devices that it can copy from.
         traces: Orders to it may name the span that they are a part of.
-        verifies: It knows the order `verify`.
+        verifies: Whether it knows the order `verify`.
     """
 
     pid: int
@@ -77,7 +77,7 @@ class KeeperConnection:
         answer_s: Seconds to wait for an answer; after that the keeper counts as gone.
         progress_s: Seconds to wait for each progress message of a copy. Pinning the pages of a large file sends no
             progress, so this is long.
-        traces: As in the keeper's state.
+        traces: Whether orders may name a span: `KeeperState.traces`.
     """
 
     def __init__(

@@ -47,10 +47,10 @@ class Held:
         key: Image key; empty until sealed.
         digest: blake3 of all bytes; empty until sealed.
         head_fd: Descriptor of the head; -1 until the image is filled.
-        filled: True when every byte is on the device.
+        filled: Whether every byte is on the device.
         in_use: Lock held while the memory is written, sealed, read by the keeper itself, or freed: one after the other,
             whichever connections ask for it.
-        going: True while the memory is being freed: no other order may use the image.
+        going: Whether the memory is being freed: no other order may use the image.
     """
 
     number: int

@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
     Attributes:
         way: `products` or `plain` for the device's kernels and `host` for the host's sum of the checksum, or `blake3`.
         found: In hex, of the bytes as they are.
-        expected: Of the bytes that were sealed.
+        expected: Sum of the bytes that were sealed, in hex.
     """
 
     way: str

@@ -42,7 +42,7 @@ def text_of_version(raw: object, where: str) -> str:
     """A version as text, a whole number as its digits; empty if it is None.
 
     Raises:
-        ManifestError: It is something else, such as the number 1.10, which has become 1.1 already.
+        ManifestError: The version is something else, such as the number 1.10, which has become 1.1 already.
     """
     if raw is None:
         return ""

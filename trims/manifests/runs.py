@@ -36,7 +36,7 @@ def framework_in(manifest: Manifest, format_name: str) -> str:
     """Return the framework that runs a model; empty if nothing says it.
 
     Args:
-        format_name: Of its artifact, as it was found; empty until something looked.
+        format_name: Format of the artifact, as it was found; empty until something looked.
     """
     if manifest.framework is not None:
         return manifest.framework.name
@@ -60,8 +60,8 @@ def why_not_run(manifest: Manifest, format_name: str, files: Iterable[str] = ())
     Such a model is no mistake: sessions open its tensors. `trims add` prints the reason, before a first request fails.
 
     Args:
-        format_name: Of its artifact, as it was found; empty until something looked.
-        files: Of its artifact, as they were found; none until something looked.
+        format_name: Format of the artifact, as it was found; empty until something looked.
+        files: Files of the artifact, as they were found; none until something looked.
     """
     source = manifest.artifact
     found = source.format or format_name

@@ -54,9 +54,9 @@ class Module(NamedTuple):
     """A module of the list.
 
     Attributes:
-        kind: Its class, without the package if it is the library's.
-        path: Its folder; empty for the model's own.
-        config: Its configuration; empty for a module without.
+        kind: Class of the module, without the package if it is the library's.
+        path: Folder of the module; empty for the model's own.
+        config: Configuration; empty for a module without.
     """
 
     kind: str
@@ -106,7 +106,7 @@ def check_modules(modules: Sequence[Module], where: str) -> None:
     """Raise NotSupportedError for a list of modules that makes no embedding here.
 
     Args:
-        modules: As `read_modules` returns them.
+        modules: Result of `read_modules`.
         where: The folder, for errors.
     """
     if not modules:

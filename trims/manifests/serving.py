@@ -39,8 +39,9 @@ class TensorType:
     Attributes:
         dtype: A name of the Open Inference Protocol.
         shape: Lengths of its dimensions; -1 for any. `(-2,)` if a graph does not say how many dimensions there are.
-        labels: Of an output: file with one line for each of its elements, relative to the manifest's folder; or empty.
-        layout: Of an image: `NCHW` or `NHWC`, with or without the batch dimension in `shape`; empty if not stated.
+        labels: File with one line for each element of an output, relative to the manifest's folder; or empty.
+        layout: Layout of an image: `NCHW` or `NHWC`, with or without the batch dimension in `shape`; empty if not
+            stated.
     """
 
     name: str

@@ -30,7 +30,8 @@ class Step:
 
     Attributes:
         kind: A key of `step_fields.KINDS`, `call` or `source`.
-        fields: As the manifest states them, with defaults; `input` is the tensor it takes, `outputs` those it gives.
+        fields: Fields that the manifest states, with defaults; `input` is the tensor it takes, `outputs` those it
+            gives.
     """
 
     kind: str

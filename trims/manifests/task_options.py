@@ -91,7 +91,7 @@ def check_options(given: Mapping[str, Any], task: str, *, is_static: bool = Fals
     """Raise NotSupportedError for an option that a task has not, or a value that the option cannot have.
 
     Args:
-        is_static: Its embeddings are made by a table of tokens, and by no transformer.
+        is_static: Whether the embeddings are made by a table of tokens, and by no transformer.
     """
     known = _STATIC if is_static else OPTIONS[task]
     what = "a static embedding" if is_static else f"the task {task}"

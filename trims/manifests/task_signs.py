@@ -72,7 +72,7 @@ def task_of_weights(config: Mapping[str, Any], names: Collection[str], *, sees: 
 
     Args:
         config: `config.json`.
-        names: Of its tensors; none if they are not known.
+        names: Names of the tensors; none if they are not known.
     """
     kind = str(config.get("model_type", ""))
     if kind in HEARING or is_of_frames(config):

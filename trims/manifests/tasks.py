@@ -146,7 +146,7 @@ def task_of(config: Mapping[str, Any], where: str, otherwise: Callable[[], str |
     """Return the task of a model.
 
     Args:
-        config: Its `config.json`.
+        config: Content of `config.json`.
         where: The folder, for errors.
         otherwise: Returns the task by other signs, if no architecture is named.
 

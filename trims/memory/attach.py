@@ -115,7 +115,7 @@ class Attachment:
             identity: Device and inode of the file.
 
         Raises:
-            NotSupportedError: It consists of several files, is closed, or is not found in the kernel's list.
+            NotSupportedError: The memory consists of several files, is closed, or is not found in the kernel's list.
             OSError: The kernel refused.
         """
         from trims.memory.suspended_mapping import SuspendedMapping

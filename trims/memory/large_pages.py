@@ -54,7 +54,7 @@ class LargePages:
 
         Args:
             begin: A multiple of the large page.
-            end: As well, or the segment's end.
+            end: Another multiple, or the segment's end.
 
         Returns:
             The range, to write into; None if the kernel gives no large pages for all of it, in which case nothing is

@@ -65,10 +65,10 @@ def part(data: bytes | bytearray | memoryview, offset: int) -> int:
 
     Args:
         data: Contiguous bytes. If more follow, their number is a multiple of `ROW_BYTES`.
-        offset: Of the first one in the image, a multiple of `ROW_BYTES`.
+        offset: Place of the first byte in the image, a multiple of `ROW_BYTES`.
 
     Raises:
-        CallerError: It is not.
+        CallerError: The offset is no such multiple.
     """
     if offset % ROW_BYTES:
         raise CallerError(f"a part of a checksum begins at a multiple of {ROW_BYTES} bytes, not at {offset}")

@@ -72,7 +72,7 @@ class SuspendedMapping:
         """Map the file again where it was; written pages have what was written.
 
         Args:
-            fd: Of the same file, open for reading.
+            fd: Descriptor of the same file, open for reading.
             populate: Whether the next reader is to meet no page faults. For files in memory: others would be read.
 
         Raises:

@@ -132,7 +132,7 @@ class Child:
         """Wait for its end, and end what it has left in its group.
 
         Args:
-            seconds: For how long; None for as long as it takes.
+            seconds: Longest time to wait; None for as long as it takes.
 
         Returns:
             Its status; None if it has not ended yet.
@@ -182,7 +182,7 @@ def exit_words(status: int, why_killed: str = "") -> str:
     """Return in words how a process ended.
 
     Args:
-        status: Its exit code, or minus the signal.
+        status: Exit code, or minus the signal.
         why_killed: What may have sent SIGKILL, for behind it (see `trims.memory.shortage`).
     """
     if status < 0:

@@ -60,7 +60,7 @@ def child_environment(
 
     Args:
         lists: Names, or beginnings of names with `*` behind them.
-        python: Its interpreter; empty for this one (see `variables_for`).
+        python: Interpreter of the child; empty for this one (see `variables_for`).
         given: Variables of the parent; None for this process's.
         more: Variables that the child gets whatever the parent has.
         secrets: Whether patterns stand for names of secrets, too: for children that run no code of models.

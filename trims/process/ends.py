@@ -16,7 +16,7 @@ class ProcessEnd:
     """Waits for the end of a process. A context manager.
 
     Args:
-        pid: Of the process; if no process has it here, it counts as ended.
+        pid: Process id; if no process has it here, it counts as ended.
     """
 
     def __init__(self, pid: int) -> None:

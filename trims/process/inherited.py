@@ -53,7 +53,8 @@ def favour_none(pid: int = 0) -> None:
     A daemon may be the last that the out-of-memory killer takes; one conversion or predictor of many must not be.
 
     Args:
-        pid: Of the child; 0 for this process, which its parent has not reached where another program started it.
+        pid: Process id of the child; 0 for this process, which its parent has not reached where another program started
+            it.
     """
     with contextlib.suppress(OSError):  # it may have ended, or be another user's by now
         if os.getpriority(os.PRIO_PROCESS, pid) < 0:

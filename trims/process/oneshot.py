@@ -18,9 +18,9 @@ class Finished:
     """How a program ended.
 
     Attributes:
-        status: Its exit code, or minus the signal.
+        status: Exit code, or minus the signal.
         out: What it wrote to its standard output.
-        err: The same of its standard error.
+        err: What it wrote to its standard error.
     """
 
     status: int

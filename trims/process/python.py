@@ -94,8 +94,8 @@ def variables_for(python: str | os.PathLike[str] = "", given: Mapping[str, str] 
     """Return environment variables for a child.
 
     Args:
-        python: Its interpreter; empty for this one. Variables that would lead another one to the packages of this
-            environment are left out.
+        python: Interpreter of the child; empty for this one. Variables that would lead another one to the packages of
+            this environment are left out.
         given: The variables of the parent; None for this process's.
     """
     found = dict(os.environ if given is None else given)

@@ -23,7 +23,7 @@ def die_with(parent: int) -> None:
     """Have the kernel end this process together with its parent.
 
     Args:
-        parent: Its number, as the parent saw it before the fork. If it has ended already, this process exits.
+        parent: Process id, read before the fork. If the parent has ended already, this process exits.
     """
     _control(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked

@@ -87,7 +87,7 @@ def program_of(command: Sequence[str], environment: Mapping[str, str]) -> Progra
         environment: Variables of the command; PATH is looked through.
 
     Raises:
-        NotAProgram: It is another kind of program, or one that only its interpreter can run.
+        NotAProgram: The command is another kind of program, or one that only its interpreter can run.
     """
     path = _found(command[0], environment)
     if path is None:

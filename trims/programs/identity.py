@@ -45,7 +45,7 @@ def identity_of(pid: int | str = "self") -> str:
         pid: Process of this user.
 
     Raises:
-        OSError: It has ended, or may not be looked at.
+        OSError: The process has ended, or may not be looked at.
     """
     root = os.stat(f"/proc/{pid}/root/")
     lines = [f"root {root.st_dev} {root.st_ino}"]

@@ -16,7 +16,7 @@ def differences(pid: int) -> dict[str, Any]:
         pid: Process of this user.
 
     Raises:
-        OSError: It has ended, or may not be looked at.
+        OSError: The process has ended, or may not be looked at.
     """
     found: dict[str, Any] = {"umask": _umask(pid)}
     limits = {number: resource.prlimit(pid, number) for number in _LIMITS}

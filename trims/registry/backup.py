@@ -27,7 +27,7 @@ def back_up(files: Iterable[Path], folder: Path) -> list[Path]:
 
     Args:
         files: Databases (`.db`), each copied as of one moment with its log, and files that are replaced whole.
-        folder: It must have none of these names yet, nor files that belong to a database of such a name.
+        folder: Folder that has none of these names yet, nor files that belong to a database of such a name.
 
     Returns the copies.
 

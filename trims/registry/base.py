@@ -74,7 +74,7 @@ class ManifestRegistry(Protocol):
             replace: Whether another manifest of that name may be replaced.
 
         Raises:
-            ManifestError: It is no manifest, or holds a value JSON cannot carry. What was kept before stays.
+            ManifestError: `raw` is no manifest, or holds a value JSON cannot carry. What was kept before stays.
             ModelExistsError: The name has another manifest or another origin.
         """
         ...
@@ -132,7 +132,7 @@ class Registry(ManifestRegistry, Protocol):
 
         Args:
             label: Made if it is not there; empty for the plain name.
-            version: That is registered; empty for what the alias led to before.
+            version: Registered version; empty for what the alias led to before.
 
         Raises ModelNotFoundError, CallerError.
         """

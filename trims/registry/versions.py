@@ -57,7 +57,7 @@ class Versions:
     """All versions of one model.
 
     Attributes:
-        registered: Its versions, in the order in which they were registered.
+        registered: Versions in the order in which they were registered.
         aliases: By label; the plain name's is `PLAIN`.
     """
 
@@ -186,7 +186,7 @@ class Versions:
             every: Remove the model with all its versions.
 
         Raises:
-            ModelNotFoundError: It has no such version.
+            ModelNotFoundError: The model has no such version.
             CallerError: A label was given, or `every` with a version.
             InUseError: An alias leads to the version, and there are others; or the plain name has several versions.
         """

@@ -102,10 +102,10 @@ class Opened(Protocol):
 
         Raises:
             ArtifactChangedError: The file is another one than was looked at.
-            ArtifactNotFoundError: It is gone.
+            ArtifactNotFoundError: The file is gone.
             SourceRefusedError: The source wants other credentials.
             SourceUnavailableError: The source does not answer, or broke off; asking again may help.
-            ArtifactError: It answers with something else than was asked for.
+            ArtifactError: The source answers with something else than was asked for.
         """
         ...
 

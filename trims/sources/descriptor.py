@@ -38,12 +38,12 @@ class ImageDescription:
     """A pushed image.
 
     Attributes:
-        name: Of the model, as it was pushed.
+        name: Name of the model, as it was pushed.
         key: Image key.
         digest: blake3 of its bytes, in hex.
         nbytes: Length.
-        checksums: Of its bytes: at least `crc64nvme`.
-        format: Of the artifact that it was made from.
+        checksums: Checksums of the bytes: at least `crc64nvme`.
+        format: Format of the artifact that it was made from.
         recipe: What besides the artifact's bytes decided it.
         manifest: The fields of the model's manifest that hold on any machine.
         signature: Inputs and outputs, as the catalog keeps them; empty if unknown.

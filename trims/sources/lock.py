@@ -32,7 +32,7 @@ class LockFile:
     """The daemon's own file. Safe to use from several threads. Addresses are known by `address_identity`.
 
     Args:
-        path: Of the file; made when there is something to keep.
+        path: Path of the file, which is made when there is something to keep.
 
     Raises ConfigError if a file is there and is none of ours: what it says must not be lost.
     """

@@ -45,10 +45,9 @@ class Fetched:
         folder: Where the files lie under their names.
         pushed: The image was pushed there by this daemon.
         proven: Names of the files whose bytes were hashed by trims. Others lay in a hub's cache already.
-        identities: Of each file when it was fetched or proven: with another one, it was written since.
+        identities: Identity of each file when it was fetched or proven: with another one, it was written since.
         fetched: Names of the files that came over the network just now, or lay here unproven, and were hashed.
         image: The description, if the address is that of a pushed image.
-        notes: See `Opened.notes`.
         stated: Checksums of each file that its source states.
         damaged: The sha256 that was found of each file that is not what its source states.
     """
@@ -121,9 +120,8 @@ class Remote:
         Files that were written since they were fetched are not here: `fetch` proves them again.
 
         Args:
-            address: See `fetch`.
-            origin: See `fetch`.
-            stated: See `fetch`. Where what was found then says nothing of a digest that counts now, nothing is here.
+            stated: Digests that the manifest states. Where what was found then says nothing of one that counts now,
+                nothing is here.
             prove: Files that trims has not hashed yet are not here.
 
         Raises DigestMismatchError if the lock file beside the manifest says otherwise, or the manifest does.
@@ -145,7 +143,6 @@ class Remote:
         """Keep, also over restarts, that files are not what their source states, until they are others.
 
         Args:
-            address: See `fetch`.
             damaged: The sha256 that was found, by name below the address.
         """
         entry = self._lock_file.get(address)
@@ -182,7 +179,7 @@ class Remote:
         """Fetch what lies at an address, or find it here. Blocks; joins a transfer of the same address that runs.
 
         Args:
-            address: Of a scheme that is fetched.
+            address: Address of a scheme that is fetched.
             origin: Folder of the manifest that names it, for the lock file beside it.
             stated: Digests by file name that the manifest states (sha256).
             named: An operator named it: its host may be private.
@@ -191,9 +188,9 @@ class Remote:
             wanted: Asked now and then; once false, and for all who joined as well, the transfer stops.
 
         Raises:
-            DigestMismatchError: It is not what it was when it was first seen, or not what the manifest states.
-            DeadlineError: It was not wanted any more.
-            TrimsError: As `Opened.fill`.
+            DigestMismatchError: The content is not what it was when it was first seen, or not what the manifest states.
+            DeadlineError: The transfer was not wanted any more.
+            TrimsError: Raised by `Opened.fill`.
         """
         check_address(address)
         with self._lock:

@@ -62,11 +62,11 @@ class StoreSettings:
     """Settings of one store.
 
     Attributes:
-        keep_alive_s: For models whose manifest does not say.
+        keep_alive_s: Seconds that an idle replica stays, for models whose manifest does not say.
         verify: Check every invariant after every event (`TRIMS_VERIFY=1`).
         workers: Copies that run at once.
         converters: Conversions that run at once.
-        life: Which of the ranges of lease numbers this daemon uses; by chance if None.
+        life: Range of lease numbers that this daemon uses; by chance if None.
         max_images: Images that may be open at once: each takes a descriptor.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; None for no limit.
     """

@@ -27,7 +27,7 @@ class Subscription:
         watcher: Name of its owner; empty for one that confirms nothing.
         told: Number of the last change that it was given.
         confirmed: Number of the last change that its owner confirmed; -1 before the first.
-        is_late: Its owner let a wait run out and has not caught up since: no other wait is held up by it.
+        is_late: Whether its owner let a wait run out and has not caught up since: no other wait is held up by it.
     """
 
     watcher: str = ""

@@ -63,9 +63,9 @@ class Opens:
         pins: Records the pins that manifests state.
         workspace: Records the needs that manifests state, and knows what models need on a device.
         due_at: Called with the clock time of each deadline, so that the store looks at it then.
-        keep_alive_s: For models whose manifest states none.
+        keep_alive_s: Seconds that an idle replica stays, for models whose manifest states none.
         pools: Makes the workers of lookups.
-        pace: Of files that are hashed behind their readers.
+        pace: Rate limiter of files that are hashed behind their readers.
         readers: Workers of lookups that are shared with others; see `Lookups`.
         clock: Monotonic seconds.
         know: Takes an image at an address into the books.
@@ -131,7 +131,7 @@ class Opens:
             place: Where; None for what the manifest says. If that says nothing, an open is served wherever on the
                 host the image lies, and a load brings it to shared memory.
             deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
-            lease: False to have it loaded only.
+            lease: Whether a lease is wanted; if not, the model is only loaded.
             tenant: On whose behalf; None for the daemon's own user.
             verified: Read the artifact before the answer, whatever the daemon trusts.
             hint: An open is going to follow, and waits for nothing yet. With no place, an artifact that has no image

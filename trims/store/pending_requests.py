@@ -39,13 +39,12 @@ class Granted:
     """A lease. `fd` is the replica's read-only descriptor; it stays the store's and is valid while the lease is.
 
     Attributes:
-        warm: True if the replica was there when the open came.
+        warm: Whether the replica was there when the open came.
         export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
         pages: Where the tensors lie in the artifact's own files; none if they lie in the replica's memory. Their
             descriptors stay the store's, too.
         anywhere: Neither the request nor the manifest named a place.
         resumed: Taken up by its key, without a look into a name.
-        foreign: See `Resolved.foreign`.
     """
 
     lease: int
@@ -85,10 +84,10 @@ class PendingRequest:
         place: Where; None leaves it to the manifest.
         answer: Called exactly once, from any thread, without a lock held.
         resolved: Set once the name has been looked into.
-        retried: True after one attempt met a broken replica.
+        retried: Whether one attempt met a broken replica.
         met: Error of that attempt.
         only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
-        verified: It must not be answered before the artifact was read.
+        verified: Whether the artifact must be read before the answer.
         hint: No request waits for it: what an open could do without is not begun for it.
         trace: The span that it is a part of; None if none is recorded.
     """

@@ -141,11 +141,12 @@ class NameView:
     """Facts about a name, from the last look into it.
 
     Attributes:
-        key: Of the image; empty if the name was never looked into.
-        format: Of the artifact; empty if it was not looked at in this life of the daemon; see `ReadModel.format_of`.
+        key: Image key; empty if the name was never looked into.
+        format: Format of the artifact; empty if it was not looked at in this life of the daemon; see
+            `ReadModel.format_of`.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
-        files: Those of the artifact that are known, the main one first; empty if the name was never looked into.
+        files: Known files of the artifact, the main one first; empty if the name was never looked into.
     """
 
     key: str = ""

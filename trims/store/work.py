@@ -64,7 +64,7 @@ class ThreadPool:
 
     Args:
         name: Threads are called by it.
-        niceness: Of its threads: `BEHIND` or `LAST` for what keeps a processor busy.
+        niceness: Niceness of its threads: `BEHIND` or `LAST` for what keeps a processor busy.
     """
 
     def __init__(self, name: str, threads: int, *, niceness: int = 0) -> None:

@@ -99,7 +99,7 @@ class ConverterContract:
 
     Attributes:
         format: Name of the format.
-        options: Of the artifact, as a manifest states them.
+        options: Options of the artifact, as a manifest states them.
     """
 
     format: ClassVar[str]

@@ -32,7 +32,7 @@ class Borrower:
     """The process, from outside. A context manager: it is gone after the block, however it ended.
 
     Args:
-        kind: For `trims.memory.cuda.connect.connect`.
+        kind: Argument of `trims.memory.cuda.connect.connect`.
         uuid: The device.
         driver: `vmm` or `ipc`.
         prefix: Words before the command, such as `unshare` with its options.

@@ -20,7 +20,7 @@ def reads_in_place(cuda: Cuda, address: int, changed: bytes, answer: Callable[[]
 
     Args:
         cuda: In use, on the device of the memory.
-        address: Of bytes the answer depends on; no other thread may read them meanwhile.
+        address: Address of bytes the answer depends on; no other thread may read them meanwhile.
         changed: Bytes that lead to another answer.
         answer: Computes, and returns when it is done.
 

@@ -52,7 +52,7 @@ class Draft:
 
     Attributes:
         fd: Readable and writable, exactly `nbytes` long, zeroed.
-        label: For the tier's own use.
+        label: Mark for the tier's own use.
         pages: Memory that may be reserved in large pages and then written directly.
     """
 
@@ -72,9 +72,9 @@ class Extent:
         fd: Read-only descriptor, owned by the tier, open until `free`; -1 where this machine has no bytes of it. A
             thread that may run beside `free` uses `reader` instead: the kernel gives the number of a closed descriptor
             to the next file.
-        label: For the tier's own use; shows where the bytes are.
-        fresh: True if the bytes were checked in this daemon's life.
-        fetched: True if they came from the cloud in this life.
+        label: Mark for the tier's own use; shows where the bytes are.
+        fresh: Whether the bytes were checked in this daemon's life.
+        fetched: Whether they came from the cloud in this life.
         identity: `identity_of` the file when it was sealed, found or verified; another one means that it was touched.
         named: Whether the file has a name, which another process could remove.
         export: What lets borrowers open the memory, if it is a device's; `fd` is the head of the image then, and owned
@@ -211,13 +211,13 @@ class Tier(Protocol):
         """Read and hash all bytes of a replica; sets `fresh` and `identity` if they are what was sealed.
 
         Args:
-            extent: Of this tier. Freeing a broken one is up to the caller.
+            extent: Memory of this tier. Freeing a broken one is up to the caller.
             cancelled: Stops it when set.
             pace: Called in this thread after each piece with the bytes done so far; it may sleep.
 
         Raises:
             ImageError: What lies there is not what was sealed; the message says what differs.
-            OSError: It cannot be read, which proves nothing.
+            OSError: The memory cannot be read, which proves nothing.
             TrimsError: Any other: it was stopped (DrainingError), or could not be finished.
         """
         ...

@@ -30,8 +30,8 @@ class CloudImage:
         key: Image key.
         digest: blake3 of all bytes, hex.
         nbytes: Length.
-        address: Of its bytes.
-        checksums: Of its bytes, by algorithm: compared on the way.
+        address: Address of the bytes.
+        checksums: Checksums of the bytes, by algorithm: compared on the way.
         cost_s: Seconds that making it took where it was made.
     """
 

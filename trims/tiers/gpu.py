@@ -36,9 +36,8 @@ class GpuTier:
     """Images on one device.
 
     Args:
-        number: Of the place: `gpu:0` is number 0 of this daemon, whatever CUDA calls it.
+        number: Number of the place: `gpu:0` is number 0 of this daemon, whatever CUDA calls it.
         find: The socket of the device's keeper; starts one if none serves.
-        reserve_bytes: See `DeviceTier.reserve_bytes`.
     """
 
     #: The keeper never died and no other process writes there.

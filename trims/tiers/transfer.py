@@ -97,7 +97,7 @@ def copy(
         why: What that error says of the reason.
         readers: Threads to copy with, shared by all copies of a daemon, so that no more run than there are
             processors; None for threads of this copy alone.
-        pages: Of the target, where it is memory that may be had in large pages.
+        pages: Large pages of the target, where it is memory that may be had in them.
 
     Raises:
         OSError: With ENOSPC when the target is full.

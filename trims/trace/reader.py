@@ -30,7 +30,7 @@ class Process:
     Attributes:
         role: What it is, such as `daemon`.
         unix_ns: When its file was made, by the clock on the wall.
-        monotonic_ns: The same moment on the clock of the spans.
+        monotonic_ns: When its file was made, on the clock of the spans.
         boot: Start of the machine that the clock counts from.
     """
 
@@ -122,7 +122,7 @@ class Summary:
 
     Attributes:
         began_unix_ns: When that began, by the clock on the wall.
-        start_ns: The same moment on the clock of the spans.
+        start_ns: When that began, on the clock of the spans.
         end_ns: When its last span ended, or began if it has no end.
         processes: Their ids.
     """

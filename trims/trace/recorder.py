@@ -160,7 +160,7 @@ class Recorder:
         """Take spans that a child collected. What is no span is left out: a child may send anything. Never blocks.
 
         Args:
-            rows: As `Collector.take` gives them.
+            rows: Result of `Collector.take`.
         """
         found = [row for row in rows if is_row(row)] if isinstance(rows, list) else []
         if found and not self._failed:

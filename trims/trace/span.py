@@ -43,7 +43,7 @@ class Span:
     """A timed step; a context manager. Within its block it is the parent of the spans that begin there.
 
     Attributes:
-        context: Its trace and its own id.
+        context: Ids of its trace and of the span itself.
         parent_id: Id of the span that it is a part of; empty for the first of a trace.
         start_ns: On the clock of `time.monotonic_ns`, which all processes of a machine share.
         end_ns: On the same clock; 0 while it runs.

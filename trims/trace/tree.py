@@ -18,12 +18,12 @@ class Line(NamedTuple):
 
     Attributes:
         depth: 0 for a span without a parent.
-        name: Of the span, or `UNATTRIBUTED`.
-        role: Of its process; empty for `UNATTRIBUTED`.
+        name: Name of the span, or `UNATTRIBUTED`.
+        role: Role of its process; empty for `UNATTRIBUTED`.
         begin_s: Seconds after the first span of the trace began.
-        seconds: Its length; None for a span without an end.
-        share: Of the first span of its tree, between 0 and 1; None without an end.
-        span: None for `UNATTRIBUTED`.
+        seconds: Length; None for a span without an end.
+        share: Part of the first span of its tree, between 0 and 1; None without an end.
+        span: Span of the line; None for `UNATTRIBUTED`.
     """
 
     depth: int

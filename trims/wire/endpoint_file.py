@@ -22,7 +22,7 @@ class EndpointAddress:
     """Address of an endpoint.
 
     Attributes:
-        url: For HTTP, such as `http://127.0.0.1:8000`.
+        url: Address for HTTP, such as `http://127.0.0.1:8000`.
         grpc: Host and port for gRPC; empty if it has none.
     """
 

@@ -39,7 +39,7 @@ class Open:
         id: Repeated by the answer.
         place: Where to have it; None leaves it to the manifest.
         deadline_s: Seconds to wait for a load and for room; None waits for a load but not for room.
-        prefetch: True if only the load is wanted: the answer comes at once and there is no lease.
+        prefetch: Whether only the load is wanted: the answer comes at once and there is no lease.
         instead_of: The place that was preferred to this one and could not serve; None if this is the first choice.
         traceparent: The client's span, in W3C's form; None if it records none.
     """
@@ -76,7 +76,7 @@ class Attach:
     """Ask for what lets this client open the memory that one of its leases is for.
 
     Attributes:
-        file: Which file of the artifact; None for memory of a device.
+        file: Number of the artifact's file; None for memory of a device.
     """
 
     id: int
@@ -98,7 +98,7 @@ class Program:
     """Ask for the template of a program, by its key; without one, the session may make it.
 
     Attributes:
-        name: Of the program, for `trims ps --templates`.
+        name: Name of the program, for `trims ps --templates`.
         unread: Variables that tell templates apart only where an import reads one; the working folder under no name.
         variables: Digests of the other variables' values, to name the one that another template is needed for.
     """

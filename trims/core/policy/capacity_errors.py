@@ -53,7 +53,7 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
     """Return the error for a lack of room, with the numbers that explain it.
 
     Args:
-        leaving: The same image at another place, where it serves no new reader, because it is being evicted.
+        leaving: Replica of the same image at another place, where it serves no new reader, because it is being evicted.
     """
     shares = books.shares
     parts = [f"{format_bytes(max(0, books.free_bytes))} free of {format_bytes(books.capacity_bytes)}"]

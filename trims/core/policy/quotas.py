@@ -62,7 +62,7 @@ class Account:
         leases: Leases of its sessions.
         readers: How many leases it has on each replica in memory, and the bytes that count for it.
         paid: Bytes of each replica that it pays for.
-        idle: Those of them that may be evicted, at each place, longest idle first.
+        idle: Paid replicas that may be evicted, at each place, longest idle first.
         idle_bytes: Bytes of these at each place.
     """
 
@@ -104,7 +104,7 @@ class Tenancy:
     """The accounts of all tenants.
 
     Attributes:
-        of_lease: Who holds a lease, by its number; leases without a tenant are not listed.
+        of_lease: Holder of each lease, by its number; leases without a tenant are not listed.
     """
 
     def __init__(self, quotas: Mapping[str, Quota] | None = None) -> None:

@@ -93,7 +93,7 @@ class Admission:
         """Serve a waiter, or let it wait, at the place that the request names, else at one that is chosen here.
 
         Args:
-            again: The same waiter was here before, for another place.
+            again: Whether the same waiter was here before, for another place.
         """
         ledger, waiter, place = self._ledger, event.waiter, event.place
         if waiter.wants_lease and not again:

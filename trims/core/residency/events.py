@@ -40,10 +40,11 @@ class Requested(Event):
     """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back).
 
     Attributes:
-        anywhere: It names no place: it is served where on the host the image lies. `place` is where to bring an image
-            that lies nowhere.
-        modest: Of those: the image is kept on disk in any case, so it may be served there if memory has no room.
-        in_place: Of those: the key under which the artifact's own files can be served; None if they cannot.
+        anywhere: Whether it names no place: it is served where on the host the image lies. `place` is where to bring an
+            image that lies nowhere.
+        modest: Whether the image of such a waiter is kept on disk in any case, so it may be served there if memory has
+            no room.
+        in_place: Key under which the artifact's own files can be served to such a waiter; None if they cannot.
         keep: How long the replica stays at `place` once it is idle; None leaves that as it is.
         workspace_bytes: What each session that reads it on a device needs there beside it; None if that is unknown.
     """
@@ -202,8 +203,8 @@ class Adopted(Event):
     Attributes:
         descriptors: How many it takes: none where the daemon holds no bytes of it.
         why: What is to stand in its history.
-        verified: Its bytes are known to be right. If not, the replica is as one that is being filled until a check of
-            its bytes ends in Filled or FillFailed.
+        verified: Whether its bytes are known to be right. If not, the replica is as one that is being filled until a
+            check of its bytes ends in Filled or FillFailed.
     """
 
     key: str

@@ -28,7 +28,8 @@ class Instructions:
     """Instructions of one event.
 
     Attributes:
-        written: For the store, which carries them out in this order. `Residency` gives each event a new list.
+        written: Instructions for the store, which carries them out in this order. `Residency` gives each event a new
+            list.
     """
 
     def __init__(self) -> None:

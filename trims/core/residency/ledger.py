@@ -99,12 +99,6 @@ class Ledger:
     Args:
         capacities: Bytes each place may hold.
         policies: One for each place.
-        reserves: See `Capacity`.
-        units: See `Capacity`.
-        peers: See `ReplicaTable`.
-        first_lease: See `Leases`.
-        max_images: See `Capacity`.
-        quotas: See `Tenancy`.
 
     Attributes:
         instructions: What has to be done about the event at hand.

@@ -40,7 +40,7 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
     Args:
         ledger: The books.
         key: The image.
-        kept: It is kept on disk in any case, so it may be brought there.
+        kept: Whether the image is kept on disk in any case, so it may be brought there.
     """
     there = ledger.table.by_key.get(key, {})
     for states in ((State.SEALED,), _COMING):

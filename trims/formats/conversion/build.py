@@ -50,7 +50,7 @@ def build_artifact(
         args: JSON values.
         target_dir: Where the files will lie. Its parent is made if need be.
         python: Interpreter to run it with; None for this one.
-        limits: Of the child; the time includes waiting for another builder of the same folder.
+        limits: Limits of the child; the time includes waiting for another builder of the same folder.
         extra_paths: Folders put in front of the builder's `sys.path`.
 
     Returns:
@@ -58,8 +58,8 @@ def build_artifact(
 
     Raises:
         ConversionError: The builder raised, died or broke a limit.
-        NotSupportedError: It cannot be imported in its environment.
-        ArtifactError: It left no files, or none of the name it returned.
+        NotSupportedError: The builder cannot be imported in its environment.
+        ArtifactError: The builder left no files, or none of the name it returned.
         CapacityError: This process has no descriptor left to start it with.
     """
     order = _Order(call, args, python, limits, extra_paths)

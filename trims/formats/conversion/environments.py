@@ -24,7 +24,7 @@ class Environment:
     """One Python environment.
 
     Args:
-        python: Its interpreter, by the path it is started with (a virtual environment's `python` is a link, and
+        python: Interpreter, by the path it is started with (a virtual environment's `python` is a link, and
             must not be resolved). None for the environment of this process.
     """
 

@@ -110,7 +110,6 @@ def _contents(
 
     Args:
         path: The file.
-        key: See `read_checkpoint`.
         most_bytes: A longer pickle is not read.
         directory_bytes: A longer zip directory is not read; None for the bound of one file.
     """

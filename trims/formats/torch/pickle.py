@@ -42,7 +42,7 @@ class StoredTensor(NamedTuple):
     Attributes:
         storage: Name of the member under `data/` that holds its bytes.
         dtype: Ours.
-        begin: Its first byte in the storage.
+        begin: Position of its first byte in the storage.
         shape: Extents.
         nbytes: How many it has, if it is dense.
         dense: Whether its elements lie row-major without holes.

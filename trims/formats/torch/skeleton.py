@@ -125,7 +125,7 @@ def skeleton_of(
 
     Args:
         module: The module.
-        sources: Its tensors, and others that it does not use.
+        sources: Tensors of the module, and others that it does not use.
         path: The artifact, for messages.
         names: What the module calls each of the sources that it uses.
     """

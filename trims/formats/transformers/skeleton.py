@@ -69,7 +69,7 @@ def _matched(
     """Return the image's tensors before the skeleton's own, and what the module calls those that it uses.
 
     Args:
-        module: As the library loaded it over the tensors.
+        module: Module as the library loaded it over the tensors.
         sources: The artifact's tensors.
         state: The tensors, by the same names.
         unused: Names of those that the module has no place for. They stay in the image, as published.

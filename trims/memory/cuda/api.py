@@ -22,9 +22,9 @@ class Device(NamedTuple):
     """One device, as the driver describes it.
 
     Attributes:
-        uuid: As nvidia-smi prints it: `GPU-` or `MIG-` and 36 characters.
-        vmm: It can share memory as POSIX descriptors.
-        ipc: It can share memory by legacy IPC handles.
+        uuid: Name that nvidia-smi prints: `GPU-` or `MIG-` and 36 characters.
+        vmm: Whether it can share memory as POSIX descriptors.
+        ipc: Whether it can share memory by legacy IPC handles.
         read_only_registration: Host memory that is mapped read-only can be registered with it.
         peers: UUIDs of devices whose memory it can read directly.
     """

@@ -40,8 +40,8 @@ def error_of(function: str, name: str) -> TrimsError:
     """Return the error that a status means.
 
     Args:
-        function: Of the driver, without its version: `cuMemAlloc`.
-        name: Of the status, as the driver gives it: `CUDA_ERROR_OUT_OF_MEMORY`.
+        function: Function of the driver, without its version: `cuMemAlloc`.
+        name: Name that the driver gives the status: `CUDA_ERROR_OUT_OF_MEMORY`.
     """
     text = f"{function}: {name}"
     if name in FULL:

@@ -22,8 +22,8 @@ class Surveyed:
     """One device, as the driver's management library sees it.
 
     Attributes:
-        uuid: As nvidia-smi prints it: `GPU-` and 36 characters, `MIG-` for a part of a partitioned GPU.
-        free_bytes: Of the whole device, all processes counted.
+        uuid: Name that nvidia-smi prints: `GPU-` and 36 characters, `MIG-` for a part of a partitioned GPU.
+        free_bytes: Free memory of the whole device, all processes counted.
         parent: UUID of the GPU that it is a part of; empty for a whole one.
         partitioned: MIG mode is on: CUDA sees its parts, never itself.
         process_bytes: Process id -> bytes of its context and allocations there; without processes of which the driver
@@ -44,7 +44,7 @@ class Versions:
     """Versions of the driver.
 
     Attributes:
-        driver: As nvidia-smi prints it, such as `580.65.06`.
+        driver: Version that nvidia-smi prints, such as `580.65.06`.
         cuda: Major version of CUDA that it knows; 0 if it does not say.
     """
 
@@ -56,7 +56,7 @@ def survey(kind: str = "driver") -> list[Surveyed]:
     """Return all devices that CUDA can use, in NVML's order; of a partitioned GPU, its parts.
 
     Args:
-        kind: As for `trims.memory.cuda.connect.connect`.
+        kind: Argument of `trims.memory.cuda.connect.connect`.
 
     Raises:
         NotSupportedError: There is no driver, or nvidia-ml-py is missing; the message says which.

@@ -77,7 +77,7 @@ class ObjectWriter:
             cancelled: Asked after each piece; gives up when true. A part that stalls delays that, by minutes at most.
 
         Raises:
-            DeadlineError: It was cancelled; nothing has the name, or what had it before still does.
+            DeadlineError: The transfer was cancelled; nothing has the name, or what had it before still does.
             ArtifactError: The file cannot be read.
             ArtifactChangedError: The file is shorter than `nbytes`, or another program wrote the object meanwhile.
             DigestMismatchError: The store has other bytes than were sent; they were removed.

@@ -18,7 +18,7 @@ class UnfinishedPushes:
     """Objects whose parts may lie in a store, one address a file. Safe to use from several threads.
 
     Args:
-        folder: Of the records; made with the first.
+        folder: Folder of the records; made with the first.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -104,7 +104,7 @@ class Http:
 
         Args:
             hosts: Names, or none.
-            stall_s: See the class; by default as here.
+            stall_s: Replaces this client's own, if given.
         """
         return Http(self._policy.naming(*hosts), stall_s=self._stall_s if stall_s is None else stall_s, tls=self._tls)
 
@@ -126,7 +126,7 @@ class Http:
             headers: Sent to each server on the way.
             secret: Sent to the origin of `url` only.
             follow: Follow redirects.
-            most_bytes: Of a body that is wanted; what comes beyond is not read, if fewer than in any answer are.
+            most_bytes: Longest body to read: what comes beyond is left; with the default it is refused.
 
         Raises SourceUnavailableError, AddressRefusedError, ArtifactError for an answer that is no HTTP or too long.
         """

@@ -34,7 +34,7 @@ class Proxy:
     """A proxy.
 
     Attributes:
-        secure: It is spoken to over TLS.
+        secure: Whether it is spoken to over TLS.
         headers: The user and the password, for the proxy alone; a secret.
     """
 
@@ -119,7 +119,6 @@ class TlsInTls:
 
     Args:
         outer: Connected; closed with this one.
-        context: See `ssl`.
         host: Name that the certificate must have.
 
     Raises OSError if the two ends find no common ground.

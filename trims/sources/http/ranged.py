@@ -23,11 +23,7 @@ class RangedFiles:
 
     Args:
         http: Reads.
-        pinned: See `Opened`.
-        files: See `Opened`.
         locate: Returns where a file can be read now. May block; called by several threads.
-        destination: See `Opened`.
-        notes: See `Opened`.
     """
 
     def __init__(

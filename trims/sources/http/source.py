@@ -118,11 +118,7 @@ _NAMES = {"sha-256": "sha256", "crc32c": "crc32c", "crc64nvme": "crc64nvme"}
 
 
 class HttpSource:
-    """Files of servers.
-
-    Args:
-        settings: See `SourceSettings`.
-    """
+    """Files of servers."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._http = settings.http

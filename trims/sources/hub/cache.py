@@ -80,7 +80,7 @@ class CachedRepository:
     """The folder of one model in the cache.
 
     Args:
-        name: As the user writes it: `org/name`.
+        name: Name as the user writes it: `org/name`.
     """
 
     def __init__(self, cache: HubCache, name: str) -> None:

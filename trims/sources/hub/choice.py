@@ -47,7 +47,7 @@ class Selection:
 
     Attributes:
         files: Paths in the repository, in their order.
-        unread: Those of `files` that name others, and have to be read first (`read`).
+        unread: Known files that name others, and have to be read first (`read`).
     """
 
     files: tuple[str, ...]

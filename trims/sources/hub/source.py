@@ -97,11 +97,7 @@ class HubAddress:
 
 
 class HubSource:
-    """Models of the hub.
-
-    Args:
-        settings: See `SourceSettings`.
-    """
+    """Models of the hub."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings

@@ -133,11 +133,7 @@ class _EndedError(Exception):
 
 
 class Fetcher:
-    """Jobs of a daemon.
-
-    Args:
-        settings: See `FetchSettings`.
-    """
+    """Jobs of a daemon."""
 
     def __init__(self, settings: FetchSettings) -> None:
         self._settings = settings
@@ -168,8 +164,8 @@ class Fetcher:
             on_moved: Called with its progress, in this thread.
 
         Raises:
-            DeadlineError: It was not wanted any more.
-            TrimsError: As the job says.
+            DeadlineError: The job was not wanted any more.
+            TrimsError: The job failed.
         """
         message = ask_for_spans({**order, "do": what, "shown": without_secret(str(order["address"]))})
         number, running = next(self._numbers), Running(message["shown"], what)

@@ -43,8 +43,8 @@ def compare(name: str, stated: Mapping[str, str], found: Mapping[str, str], by: 
 
     Args:
         stated: Hexadecimal digests by algorithm.
-        found: As computed from the bytes.
-        by: Who states them: the end of a sentence.
+        found: Digests computed from the bytes.
+        by: Source of the stated digests: the end of a sentence.
     """
     for kind, digest in stated.items():
         if kind in found and found[kind] != digest:

@@ -165,9 +165,8 @@ def on_disk(path: Path, file: RemoteFile, also: Collection[str], resumed: Callab
     """Open the partial file at a path, with what an earlier transfer of the same version has left there.
 
     Args:
-        path: Of the data; the journal lies beside it, with `JOURNAL` behind its name.
+        path: File of the data; the journal lies beside it, with `JOURNAL` behind its name.
         file: What is fetched. Without a version or a checksum, nothing proves that what is there is of the same file.
-        also: See `Partial`.
         resumed: Called with the bytes that are there already.
 
     Raises NoSpaceError if the disk has no room for all of it.

@@ -156,9 +156,9 @@ class Transfer:
 
         Raises:
             SourceUnavailableError: Nothing has come for as long as the limits say.
-            LostPeerError: It was stopped.
+            LostPeerError: The transfer was stopped.
             DigestMismatchError: The bytes are not those that the source states.
-            Others: As `Opened.fill`.
+            Others: Raised by `Opened.fill`.
         """
         self._in_order = InOrder(self._partial, digests) if digests else None
         try:

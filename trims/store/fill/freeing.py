@@ -55,7 +55,7 @@ class Freeing:
         """Give the memory of a replica back.
 
         Args:
-            replica: It is taken out of the sealed ones.
+            replica: Sealed replica, which is taken out of the sealed ones.
             freed: Called once that is done, or given up.
             tries: How often it was tried before.
         """

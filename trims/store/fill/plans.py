@@ -34,7 +34,7 @@ class Plan:
     """One artifact on its way, for one measurement.
 
     Attributes:
-        conversion: None before it is measured, and after it was dropped.
+        conversion: Planned conversion; None before the artifact is measured, and after the conversion was dropped.
         stopped: Why nothing more is to be done about it; None while it is wanted.
         gives_way: No request waits for it: its converter process gives way to other programs.
     """

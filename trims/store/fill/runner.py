@@ -96,7 +96,7 @@ class Runner:
         host: Bytes of the host.
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
-        pace: Of fills that no request waits for; by default without a limit.
+        pace: Rate limiter of fills that no request waits for; by default without a limit.
         readers: Workers that have just looked into files: one goes on to a header by itself, with no other thread to
             wake. By default headers wait for workers of their own.
         trace_of: Returns the span of a request that waits for the image of a key, if there is one that is recorded.

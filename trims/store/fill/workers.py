@@ -38,9 +38,9 @@ class Workers:
             wake. By default headers wait for workers of their own.
 
     Attributes:
-        readers: The same, or those that looked into the files.
-        copiers: For fills that need no child.
-        verifiers: For what no request waits for.
+        readers: Pool that reads headers: the given workers, or its own.
+        copiers: Pool of fills that need no child.
+        verifiers: Pool of what no request waits for.
     """
 
     def __init__(

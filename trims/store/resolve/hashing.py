@@ -81,8 +81,8 @@ class Part:
     """A file that was not read to its end.
 
     Attributes:
-        file: Its path, its identity, and whether its sha256 is wanted.
-        certain: See `Digests`; as it was when the read began.
+        file: Path and identity, and whether its sha256 is wanted.
+        certain: Whether the file was at rest when the read began: see `Digests`.
     """
 
     file: tuple[str, str, bool]

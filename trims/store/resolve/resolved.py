@@ -33,15 +33,15 @@ class Resolved:
         artifact: Files and options for the converter.
         recipe: What besides the bytes decides the image.
         python: Interpreter of the environment conversion runs in; None for the daemon's own.
-        identities: Of each file, to notice changes.
+        identities: Identity of each file, to notice changes.
         checked_at_s: When they were last compared, on the store's clock.
-        converted: True if making the image takes a converter child.
+        converted: Whether making the image takes a converter child.
         mount: Mount point of the main file: looking at it may hang with that file system.
-        epoch: Of the name, when the look began.
+        epoch: Epoch of the name when the look began.
         in_place: Key under which the artifact's own files may be served; None if they may not.
         why_not: What keeps them from being served: the end of a sentence. Empty if nothing does.
-        hashed: False while `key` is `in_place`, because the files were not read yet.
-        certain: False if the files were read so soon after they were written that they may have changed since, although
+        hashed: Whether the files were read; until then `key` is `in_place`.
+        certain: Whether a reading of the files is certain: so soon after a write, they may have changed since, although
             their identities have not.
         rests_at_s: From then on, on the store's clock, a reading of the files is certain.
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.

@@ -221,7 +221,6 @@ class Resolver:
         """Return what is known of the name, if its files are still those that were looked at; else None.
 
         Args:
-            reading: See `resolve`.
             asked: What the registry has now; None if it has what is remembered.
         """
         known = self._known.get(self._rows.get(name, ("", 0.0))[0] if asked is None else asked.row)

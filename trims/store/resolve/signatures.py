@@ -56,7 +56,7 @@ class Signatures:
         """Keep what a run had, for images of which nothing else is known. Raises CallerError for what no run can have.
 
         Args:
-            keys: Of one image, and of its artifact's files.
+            keys: Keys of one image, and of its artifact's files.
             signature: Names, types and numbers of dimensions count.
         """
         if not signature.is_valid:

@@ -22,7 +22,7 @@ def write(file: IO[str], spans: Iterable[Record], counts: Iterable[Count] = ()) 
 
     Args:
         file: Opened for text.
-        spans: Of any number of processes of one machine, since one start of it.
+        spans: Spans of any number of processes of one machine, since one start of it.
     """
     file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
     for number, event in enumerate(_events(list(spans), counts)):

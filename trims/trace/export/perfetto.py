@@ -31,7 +31,7 @@ def write(file: IO[bytes], spans: Iterable[Record], counts: Iterable[Count] = ()
 
     Args:
         file: Opened for bytes.
-        spans: Of any number of processes of one machine, since one start of it.
+        spans: Spans of any number of processes of one machine, since one start of it.
     """
     _Writer(file).write(list(spans), counts)
 
