@@ -78,7 +78,7 @@ class CallTemplates:
         self.serving = template
 
     async def _started(self, modules: Sequence[str], *, may_fail: bool) -> Template:
-        """Return a template once it has imported; one that was lost is spoilt if it may fail."""
+        """Return a template once it has imported; one that was lost counts as unfit if `may_fail`."""
         wanted = dict.fromkeys([*self._environment.modules(), *self._preload, *modules])
         template = Template(self._launcher, self._environment, list(wanted))
         self._made.append(template)

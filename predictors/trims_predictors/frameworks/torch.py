@@ -124,7 +124,7 @@ def _array(value: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def warm_up_template() -> None:
-    """Forward passes with one thread, which start none (more would spoil the template for good)."""
+    """Forward passes with one thread, which start none (a process with threads cannot be forked safely)."""
     torch.set_num_threads(1)
     _forward()
 

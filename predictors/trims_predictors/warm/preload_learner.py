@@ -1,10 +1,10 @@
 """Preloads that are learned: the next template imports what a predictor had to import for its model.
 
 A template that learns is a new one. It takes the place of the last once it may be forked (see `fork_safety`), so
-modules that are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned
-is kept in a file, and the first template of the next endpoint begins with it. A file that is damaged, of another
-version, or full of what no endpoint wrote counts as empty: losing it costs the first cold start of each framework some
-time, and nothing else.
+modules that are slow, hang or make a template unfit cost no request its time. They are not asked for again. What was
+learned is kept in a file, and the first template of the next endpoint begins with it. A file that is damaged, of
+another version, or full of what no endpoint wrote counts as empty: losing it costs the first cold start of each
+framework some time, and nothing else.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Preloads:
 
 
 class PreloadLearner:
-    """Learner of the modules that templates import, with the lessons that run.
+    """Learner of the modules that templates import, with the attempts that run.
 
     Args:
         make_template: Starts a template that serves no request yet. Raises TrimsError if it cannot be started.
         serve: Has a template serve from now on, and has spares of it in the place of those of the last.
         calm: Waits until no request is being answered, but not for ever.
-        background: Runs the lessons.
+        background: Runs the attempts.
         file: Keeps what was learned for the next endpoint; None keeps it nowhere.
         clock: Seconds that only grow.
 
@@ -124,7 +124,7 @@ class PreloadLearner:
         #: When each environment was used last, in seconds since 1970, by this endpoint or an earlier one.
         self._used: dict[Environment, float] = {} if file is None else read_used(file)
         self.preloads = Preloads()
-        #: Modules of the last lesson in which a template was lost.
+        #: Modules of the last attempt in which a template was lost.
         self._unfinished: dict[Environment, set[str]] = {}
         self._running: dict[Environment, asyncio.Event] = {}
         self._given: dict[Environment, int] = {}
@@ -145,7 +145,7 @@ class PreloadLearner:
         """Note that a template could not be forked.
 
         What an earlier endpoint learned is forgotten, if no template with it could be forked yet: a package may have
-        been replaced since, and starts a thread now when it is imported. Otherwise a template that is spoilt from its
+        been replaced since, and starts a thread now when it is imported. Otherwise a template that is unfit from its
         first imports on is not tried again for a while.
         """
         if environment not in self._unproven:
@@ -191,14 +191,14 @@ class PreloadLearner:
             await running.wait()
 
     def new_for(self, environment: Environment, template: Template, modules: Sequence[str]) -> list[str]:
-        """Return the modules that a lesson could add to a template; none while one runs, or after too many lessons."""
+        """Return the modules that an attempt could add to a template; none while one runs, or after too many."""
         if environment in self._running or self._given.get(environment, 0) >= _MOST_LESSONS:
             return []  # the next predictor that lacks them reports them again
         known = template.modules | self.preloads.banned.get(environment, {}).keys()
         return [name for name in modules if name not in known and "__main__" not in name]
 
     def begin(self, environment: Environment, modules: list[str]) -> None:
-        """Have a template learn these."""
+        """Start an attempt: a new template imports these modules, too."""
         self._given[environment] = self._given.get(environment, 0) + 1
         self._running[environment] = asyncio.Event()
         self._background.start(self._run(environment, modules))
@@ -225,7 +225,7 @@ class PreloadLearner:
         await self._serve(environment, template)
 
     async def _taught(self, environment: Environment, modules: list[str]) -> Template | None:
-        """A template that has imported these, too, or was spoilt by it; None if the lesson is to be given once more."""
+        """A template that has imported the modules, too, or is unfit; None if the attempt is to be made once more."""
         await self._calm()
         template = self._make_template(environment, [*self.modules_of(environment), *modules])
         try:
@@ -240,7 +240,7 @@ class PreloadLearner:
         return template
 
     def _may_try_again(self, environment: Environment, modules: list[str], template: Template) -> bool:
-        """Return whether a lesson in which the template was lost may be tried again: the first time it may.
+        """Return whether an attempt in which the template was lost may be made again: the first time it may.
 
         Memory may have been short, or an operator may have killed the process. The next predictor reports the modules
         again.

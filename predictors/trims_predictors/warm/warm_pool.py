@@ -4,7 +4,7 @@ A *spare* is forked before it is needed: it is connected to the daemon, and its 
 has no predictor takes the spare, so it waits neither for a fork nor for a framework's first steps.
 
 Templates learn what predictors had to import (`preload_learner`). Until the next one may be forked the last one serves,
-so modules that are slow, hang or spoil a template cost no request its time.
+so modules that are slow, hang or make a template unfit cost no request its time.
 
 Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
 Where none can be, the spares are such programs, too: they have imported what a template would have.
@@ -59,7 +59,7 @@ class WarmPool:
         launcher: Starts templates.
         spares: How many predictors each template has ready.
         threads: What a spare warms up with.
-        busy: Whether requests are being answered. Spares and lessons, which compute for a while, wait until none is.
+        busy: Whether requests are being answered. Spares and templates that learn wait until none is.
         limits: What templates may cost.
         learned: File that keeps what templates have learned to import; None for none.
     """
