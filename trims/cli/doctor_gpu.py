@@ -42,7 +42,7 @@ class Facts:
     Attributes:
         library: The driver's library can be loaded.
         files: Names in /dev by which the kernel's driver is reached.
-        container: This is one, as far as one can tell.
+        container: Whether this looks like a container.
         variables: Environment variables that hide devices.
         packages: Distribution -> version, those that matter and are installed.
         versions: Versions of the driver; None if it does not say.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: A command that needs all others, and those that need none and are registered behind those of other packages.
 _COMPLETION, _ALONE = "completion", ("schema", "version")
-#: Variables that clients are told by where a daemon is.
+#: Variables from which clients know where a daemon is.
 _EVERYDAY = ("TRIMS_RUNTIME_DIR", "TRIMS_STATE_DIR", "TRIMS_ENVIRONMENTS_DIR")
 #: Columns of what a command does, in the help.
 _HELP_COLUMNS = 66

@@ -60,7 +60,7 @@ class Caller(NamedTuple):
         return self.uid, self.tenant
 
 
-#: Principal, identity and key, and the values of the variables that tell templates with this key apart.
+#: Principal, identity and key, and the values of the variables that distinguish templates with this key.
 _Base = tuple[tuple[int, str], str, str]
 _Place = tuple[_Base, tuple["str | None", ...]]
 
@@ -190,7 +190,7 @@ class ProgramTemplates:
         return {"state": "observe", "token": known.token, "apart": apart}
 
     def _apart(self, request: Program, place: _Place) -> list[str]:
-        """Return the variables by which a program has no template yet, of those that tell it from the nearest one."""
+        """Return the variables whose values differ from those of the nearest template of the program."""
         own = {**request.variables, **dict(zip(self._reads.get(place[0], ()), place[1], strict=False))}
         found: list[set[str]] = []
         for each in self._known.values():
@@ -244,7 +244,7 @@ class ProgramTemplates:
         return base, tuple(unread.get(name) for name in self._reads.get(base, ()))
 
     def _tell_apart(self, known: _Known, reads: Sequence[str]) -> None:
-        """Have the templates of a program told apart by variables that its imports read."""
+        """Distinguish the templates of a program by variables that its imports read."""
         base = known.place[0]
         names = tuple(sorted({*self._reads.get(base, ()), *reads}))
         if names == self._reads.get(base, ()):

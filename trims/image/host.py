@@ -2,7 +2,7 @@
 
 ONNX Runtime lays convolution weights out for the vector width it finds: such an image gives wrong answers,
 not only slow ones, on a processor of another width. Covered: Linux on x86-64 and AArch64; elsewhere the
-machine's name is all that is told apart.
+machine's name is all that counts.
 """
 
 from __future__ import annotations

@@ -205,5 +205,5 @@ class NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch 
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Return what tells the memory of a tensor from all others; 0 for one that has none of the usual kind."""
+    """Return what identifies the memory of a tensor; 0 for one that has none of the usual kind."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

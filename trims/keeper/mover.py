@@ -146,7 +146,7 @@ class Mover:
         """
         shared = in_shared_memory(fd)
         if way is None and shared and self._segments.has(fd, nbytes):
-            self._copy_registered(fd, nbytes, target, on_progress)  # at the pace of the link, whatever was measured
+            self._copy_registered(fd, nbytes, target, on_progress)  # at the speed of the link, whatever was measured
             return
         way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
         self._ready_lanes(nbytes)  # making them costs more than moving a small image, and must not be measured with it

@@ -112,7 +112,7 @@ class LocalMover:
 
     Args:
         cuda: The driver.
-        device: What `cuda` was told to select.
+        device: Device that `cuda` has selected.
         memory: The way its memory is shared.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trims.keeper.client import KeeperState
 
 log = logging.getLogger(__name__)
-#: Tries at full pace. A keeper that is ending holds its lock for a second at most, and these tries cover that time.
+#: Tries before pauses grow. A keeper that is ending holds its lock for a second at most; these tries cover that.
 _QUICK_TRIES = 8
 _TRY_AGAIN_S = 0.25
 _LONGEST_PAUSE_S = 10.0

@@ -53,7 +53,7 @@ class Program:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return what tells programs of one interpreter apart: how they are given, and which they are."""
+        """Return what distinguishes programs of one interpreter: how they are given, and which they are."""
         first = self.arguments[0]
         if first in ("-m", "-c"):
             return first, self.arguments[1]

@@ -104,7 +104,7 @@ def key_of(parts: Sequence[object], environment: Mapping[str, str], ignored: Seq
 
 
 def digests(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:
-    """Return a short digest of the value of each variable that counts in `key_of`: which one differs can be told."""
+    """Return a short digest of the value of each variable that counts in `key_of`, to show which one differs."""
     counted = environment.keys() - UNREAD - set(ignored)
     return {
         name: _blake2b(environment[name].encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
@@ -114,12 +114,12 @@ def digests(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict
 
 
 def unread_values(environment: Mapping[str, str], ignored: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that should not tell templates apart, and the working folder under an empty name.
+    """Return the variables that should not distinguish templates, and the working folder under an empty name.
 
-    Some program's imports read one all the same: then it does tell templates apart, for that program.
+    Some program's imports read one all the same: then it does distinguish templates of that program.
 
     Args:
-        ignored: Names of variables that do not tell templates apart even then.
+        ignored: Names of variables that do not distinguish templates even then.
     """
     names = sorted((UNREAD & environment.keys()).difference(ignored))
     found = {name: environment[name][:_MOST_LETTERS] for name in names}

@@ -62,7 +62,7 @@ class Launch:
         why: Print to standard error which way was taken.
         keep_alive_s: Seconds for which a template that this start makes is kept without being used.
         least_saving_s: Seconds that the imports of this run must take for a template to be worth its memory.
-        ignored: Names of variables that do not tell templates apart.
+        ignored: Names of variables that do not distinguish templates.
     """
 
     def __init__(

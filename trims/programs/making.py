@@ -1,4 +1,4 @@
-"""The making of a program's template: from what its first run imports, again without what spoils it, again with more.
+"""The making of a program's template: from what its first run imports, then without what makes it unfit, or with more.
 
 Modules that leave a process unfit to be forked are left out, one try after the other. Later programs may import more
 than the first one did; then a further template is made, while the one before it is in use.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Seconds without a new import after which a program that still runs counts as started.
 _QUIET_S = 2.0
-#: Templates that are tried, each without the modules that have spoilt the last.
+#: Templates that are tried, each without the modules that have made the last unfit.
 _MOST_ROUNDS = 24
 #: Seconds that a template may take to import.
 _IMPORT_S = 300.0
@@ -246,7 +246,7 @@ class Making:
         return template, files
 
     def spoilt(self, modules: Sequence[str], why: str, others: Sequence[str], *, runs: bool) -> None:
-        """Begin once more, without modules that have spoilt the template. Raises UnfitError.
+        """Begin once more, without modules that have made the template unfit. Raises UnfitError.
 
         Args:
             modules: Modules of which one is the culprit.
@@ -261,7 +261,7 @@ class Making:
         self.leave_out(modules, why)
 
     def leave_out(self, modules: Sequence[str], why: str) -> None:
-        """Begin once more, without modules that have spoilt the template, or killed it. Raises UnfitError."""
+        """Begin once more, without modules that have made the template unfit, or killed it. Raises UnfitError."""
         self.close()
         new = [name for name in modules if name and not is_within(name, self.left_out)]
         if not new:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: `si_code` of a signal that the kernel sends, for a terminal: the whole group gets it.
 _BY_KERNEL = 0x80
-#: Exit status if nothing can tell how the program has ended.
+#: Exit status if nothing knows how the program has ended.
 _UNKNOWN = 70
 #: Seconds between two looks at a program whose host has ended.
 _LOOK_S = 0.05

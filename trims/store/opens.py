@@ -1,7 +1,7 @@
 """Opens: the way of a request from a name to its answer.
 
 1. Resolve: the image that the name stands for, from memory if its files were looked at just now, else by a lookup.
-2. Ask: residency is asked for the image, on the terms of the request and of the manifest (`terms`).
+2. Ask: residency is asked for the image, under the conditions of the request and of the manifest (`terms`).
 3. Answer: the shell answers when the image is there or cannot be. An answer that is not the request's fault (a broken
    replica, an artifact that has changed) sends the request through the steps once more (`again`).
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from trims.store.work import Pools, PoolsByMount
     from trims.tiers.cloud import CloudImage
 
-#: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
+#: Names whose conditions are kept; then all are dropped, and worked out again when they are asked for.
 _TERMS_KEPT = 4096
 
 
@@ -271,7 +271,7 @@ class Opens:
             self._request(ask, ask.resolved)
 
     def _request(self, ask: PendingRequest, resolved: Resolved) -> None:
-        """Ask residency for what a name stands for, on the terms of the request and of its manifest."""
+        """Ask residency for what a name stands for, under the conditions of the request and of its manifest."""
         ask.resolved, stated = resolved, ask.place or resolved.manifest.residency.place
         if stated is FILE:
             self._request_file(ask, resolved)

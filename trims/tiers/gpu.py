@@ -150,7 +150,7 @@ class GpuTier:
     def verify(
         self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
     ) -> None:
-        """See `Tier.verify`. The keeper does it in one order, so it is stopped only before and paced only after."""
+        """See `Tier.verify`. The keeper does it in one order, so it is stopped only before and slowed only after."""
         check_wanted(extent, cancelled)
         if wrong := self.examine(extent).wrong:
             raise ImageError(f"{extent.key[:16]} at {self.place}: {wrong}")

@@ -99,7 +99,7 @@ class Program:
 
     Attributes:
         name: Name of the program, for `trims ps --templates`.
-        unread: Variables that tell templates apart only where an import reads one; the working folder under no name.
+        unread: Variables that distinguish templates only where an import reads one; the working folder under no name.
         variables: Digests of the other variables' values, to name the one that another template is needed for.
     """
 

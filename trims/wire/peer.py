@@ -47,7 +47,7 @@ class Peer:
 
 
 class PeerProcess:
-    """The process that connected, told from a later one with its number. A context manager.
+    """The process that connected, distinguished from a later one with its number. A context manager.
 
     What is read of `/proc/PID` is that process's if `check` passes afterwards: a number is given again only once its
     process has ended and was reaped.

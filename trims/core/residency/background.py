@@ -1,4 +1,4 @@
-"""Fills that no request waits for. Each goes at a pace, so that it disturbs no reader, until a request waits for it.
+"""Fills that no request waits for. A rate limiter slows each until a request waits for it.
 
 A request waits for a fill in one of two ways: it wants the replica, or it wants room that the fill holds or borrows.
 The measurement that comes before a fill counts as a part of it, and keeps no room.

@@ -3,7 +3,7 @@
 An artifact that no converter can read is still served from its own file, and each open of it would begin the same
 conversion. So a failure is remembered by image key, and the pause before the next attempt doubles each time. The key
 changes with the artifact, its options and its builder, so a failure says nothing of what replaced them. What may pass
-by itself (`retryable`, such as a lack of memory) is tried again soon, and remembered to tell why there is no copy.
+by itself (`retryable`, such as a lack of memory) is tried again soon, and remembered to explain why there is no copy.
 """
 
 from __future__ import annotations

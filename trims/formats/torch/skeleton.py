@@ -164,7 +164,7 @@ def _loaded(
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, with as many underscores behind it as tell it from those that are taken."""
+    """Return the name, with as many underscores behind it as it takes to differ from those that are taken."""
     while name in taken:
         name += "_"
     return name

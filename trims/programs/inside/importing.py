@@ -82,7 +82,7 @@ class Importer:
         self.changed: dict[str, str | None] = {}
 
     def run(self, message: Message) -> Message:
-        """Import what a message names. Return what was imported, or what has spoilt this process."""
+        """Import what a message names. Return what was imported, or why this process is unfit to be forked."""
         notes: list[str] = message["modules"]
         failed: dict[str, str] = {}
         roots = _roots()
@@ -169,7 +169,7 @@ class Importer:
             self._blame()
 
     def _look(self, name: str) -> None:
-        """Look whether an import has spoilt the template, each time that the next one begins."""
+        """Look whether an import has made the template unfit, each time that the next one begins."""
         if not self._culprits and self._side_effect():
             self._blame()
         self._last = name
@@ -391,7 +391,7 @@ def _count(what: str) -> int:
 
 
 def _children() -> bool:
-    """Return whether this process has children; each kernel but the smallest can tell."""
+    """Return whether this process has children; each kernel but the smallest knows it."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return bool(file.read())

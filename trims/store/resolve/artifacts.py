@@ -67,7 +67,7 @@ class ArtifactLooks:
         clock: Monotonic seconds.
 
     Attributes:
-        is_on_host: Tells of a key whether its image can be read on this machine.
+        is_on_host: Returns whether the image of a key can be read on this machine.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reading an artifact's files for their digests: in turns, at a pace, and to the end only while a request waits.
+"""Reading an artifact's files for their digests: in turns, rate-limited, and to the end only while a request waits.
 
 A read that takes its turn with others stops after `TURN_BYTES`, and goes on from there later: a file of a terabyte
 holds up one of a gigabyte for the length of a turn. So does a read that no request waited for any more: if one waits
@@ -148,7 +148,7 @@ class Reading:
             DigestNeededError.
         long: Whether it may read long files; else it raises LongReadError.
         wanted: Asked now and then while a file is read; False ends that with NotWantedError.
-        behind: The pace, if no request waits for the answer; None if one does.
+        behind: Rate limiter, if no request waits for the answer; None if one does.
         progress: How far files were read. With it, a long read raises TurnOverError when its turn is over; None reads
             each file to its end.
         sizes: Refuses requests before a long file is read; None lets every file be read.

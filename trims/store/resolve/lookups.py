@@ -7,9 +7,9 @@ wait for names that do: a registry of a plug-in may be slow. Files that take lon
 short files, and models that are known, do not wait for them. These read a part of a file at a time, tenants in turn and
 the sessions of each in turn, so that the terabytes of one hold up no other. What the headers show to be too large for
 an ask is refused before it is read. Files that are hashed behind their readers have one worker for each mount point and
-a pace, until a request waits for one of them. A file that no ask waits for any more, because its client is gone or its
-deadline has passed, is not read to its end. How far it was read is remembered, so that a client that asks again and
-again comes to the end. Not covered: what looking means (`resolve`), and how a file is read in parts (`hashing`).
+a rate limiter, until a request waits for one of them. A file that no ask waits for any more, because its client is gone
+or its deadline has passed, is not read to its end. How far it was read is remembered, so that a client that asks again
+and again comes to the end. Not covered: what looking means (`resolve`), and how a file is read in parts (`hashing`).
 """
 
 from __future__ import annotations
