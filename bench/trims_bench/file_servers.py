@@ -57,7 +57,6 @@ def nginx(root: Path, folder: Path, slow_bytes_per_s: int = 16 << 20) -> Iterato
     """Serve the files of a folder for a block.
 
     Args:
-        root: The folder.
         folder: Folder for the server's own files.
         slow_bytes_per_s: Limit of a connection to the slow port.
 

@@ -237,7 +237,6 @@ class Leveled:
     """Runs at all levels.
 
     Attributes:
-        model: Name of the model.
         levels: From `model` down.
         layers: Their times are of the runs at the level `framework`; those of kernels are of the deepest level's.
         lacks: Why a level is not there, or not whole: sentences.

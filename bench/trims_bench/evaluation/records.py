@@ -28,7 +28,6 @@ class Order:
         level: Deepest level that runs are looked at, by its name.
         idle_s: Seconds without a request before a predictor counts as settled.
         scenario: Scenario of a workload, with its options; empty for starts.
-        began_unix_s: When it began.
         stack: Facts about machine and libraries.
     """
 

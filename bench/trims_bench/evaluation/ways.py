@@ -52,7 +52,6 @@ class Starter:
     """Starts predictors of one deployment, and has them answer.
 
     Args:
-        launcher: Starts programs.
         templates: Forks; without spares, so that each sample forks for itself.
         idle_s: Seconds that a predictor rests to be settled.
         artifact: Path, format and options of the model's artifact, for the framework alone.

@@ -125,7 +125,6 @@ def serving(other: Other, python: Path, folder: Path, weights: Path, workers: in
     """A server for the length of a `with` block; yields the URL that takes requests. Raises OtherMissingError.
 
     Args:
-        other: The server.
         weights: File or folder of its model.
         workers: Processes that answer, where the server takes a number; they divide the processors.
     """

@@ -62,7 +62,6 @@ class Workload:
 
     Attributes:
         options: What was asked for, defaults included; see `scenarios.Scenario`.
-        began_unix_s: When it began.
         schedule: Digest of the schedule: equal options and seeds have equal ones.
         scheduled: Requests that were to be sent; of a closed loop those that were.
         requests: Requests that were due before the end.
@@ -145,7 +144,6 @@ class Run:
     Attributes:
         scheduled: Requests; None for a closed loop.
         seconds: Length of the schedule; None for a closed loop.
-        began_unix_s: When it began.
     """
 
     scheduled: int | None

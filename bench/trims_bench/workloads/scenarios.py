@@ -178,7 +178,6 @@ class Target:
     """Server that is asked, and for what.
 
     Attributes:
-        models: Their names.
         requests: A whole HTTP request for each.
     """
 

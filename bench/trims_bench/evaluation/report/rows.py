@@ -73,7 +73,6 @@ class Batch(NamedTuple):
     """Steady runs of one batch.
 
     Attributes:
-        per_s: Rows per second.
         gain: Growth of `per_s` over the batch before, as a part; None for the first.
         is_optimal: Whether doubling it gains no more than `WORTH` and each smaller one gains more; or it is largest.
         next_gain: Gain of the batch behind it; None for the largest.
