@@ -319,7 +319,6 @@ class Session:
         Returns the channel that answered, the answer, and its descriptor or -1.
 
         Args:
-            message: The request.
             waits: Try again until the deadline, if there is one: the daemon may be just being restarted.
         """
         sent_before = False

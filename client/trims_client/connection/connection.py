@@ -62,7 +62,6 @@ class Connection:
     """Connects, reconnects, and gives leases back.
 
     Args:
-        path: The socket.
         agent: The name of this client in `trims ps`.
         mappings: The images mapped here; its lock also guards the attributes of this object.
 

@@ -144,7 +144,6 @@ def build(
     Args:
         weights: Model on a device.
         make: Makes a session with the given options (None for its own) and values. Options can be used only once.
-        options: The caller's options.
     """
     on_host: list[str] = []
     while True:

@@ -21,7 +21,6 @@ class Packing:
 
     Args:
         name: Model's name, for the log.
-        make: Makes it.
         why_private: Why it packs weights of its own, instead of those that all processes share; None if it does not.
 
     Attributes:

@@ -33,7 +33,6 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
     """Return the artifact's tensors by name.
 
     Args:
-        weights: An attached model.
         writable: Private copy-on-write memory instead of shared read-only memory; on a device, copies.
 
     Returns:

@@ -207,7 +207,6 @@ def _types(
     """Return the type of each argument: as given if the graph takes that, else one that holds every value.
 
     Args:
-        graph: The symbol.
         own: Types of the parameters.
         given: Types of inputs.
 

@@ -206,7 +206,6 @@ def load_into(
 
     Args:
         module: Best built under `torch.device("meta")`, because the memory of its own tensors is freed.
-        weights: The weights.
         strict: Raise if names are missing from the weights or left over.
         writable: Parameters in private copy-on-write memory, on a device copies; buffers always are.
         names: What the module calls a tensor, given its name among the weights; by default the same. For files that

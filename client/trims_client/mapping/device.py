@@ -50,7 +50,6 @@ class DeviceRegion:
 
     Attributes:
         address: Address of the image's first byte in the device's primary context.
-        device: UUID of the device.
         dlpack_device: DLPack's kind and number of the device in this process.
         read_only: Whether the device stops a kernel that writes.
     """
@@ -104,9 +103,7 @@ class DeviceTensor:
 
     Attributes:
         dtype: Data type, named as in the layout: `F32`, `BF16`, ...
-        shape: Extents.
         address: Device address of the first byte.
-        nbytes: Size in bytes.
     """
 
     def __init__(self, region: DeviceRegion, spec: TensorSpec, data_start: int) -> None:
@@ -220,7 +217,6 @@ class _Open:
     """The memory that a region has open, for its finaliser. It must not refer to the region, which would never end.
 
     Attributes:
-        device: UUID of the device.
         head: Keeps the lease for as long as this is open.
         process: Id of the process that opened it.
         told: Whether the warning that it could not be closed was logged.

@@ -169,7 +169,6 @@ def lend(
     Args:
         owner: Kept alive until the borrower is done.
         address: Address of the first byte; 0 for an empty tensor.
-        shape: Extents.
         device: DLDeviceType and number.
         versioned: Whether to make a `dltensor_versioned` of DLPack 1.0, flagged read-only; else a `dltensor`, which has
             no such flag.

@@ -73,8 +73,6 @@ class MappedImage:
     """One mapped image and the leases that keep it.
 
     Attributes:
-        key: Image key.
-        place: The place, as text.
         identity: Device and inode of the segment.
         leases: The leases held for it; the last one stays until the memory is unmapped.
         borrows: A token for each `Borrow` that is open.
@@ -193,7 +191,6 @@ class Upgrade:
 
     Attributes:
         channel: The connection that reported it.
-        key: The image.
         place: The better place.
         looks: How often mappings of the image were looked for.
         tried: Mappings that have moved, or could not.

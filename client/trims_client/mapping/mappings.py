@@ -85,9 +85,7 @@ class MappedImages:
 
         Args:
             channel: The connection that granted.
-            answer: The grant.
             fd: The descriptor that came with the grant.
-            name: The name that was opened.
             export: Asks the daemon, by the lease's number, for the device memory; called once for each mapping.
             pages: Asks the daemon, by the lease's number and the file's, for pages of an artifact's file that did not
                 come with the grant. The descriptors of either are closed here.
@@ -233,7 +231,6 @@ class MappedImages:
 
         Args:
             channel: The connection that granted.
-            answer: The grant.
             fd: The descriptor that came with the grant; it stays the caller's.
 
         Raises:
