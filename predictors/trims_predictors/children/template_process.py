@@ -43,7 +43,6 @@ class Template:
     """One template's process.
 
     Args:
-        launcher: Starts it.
         modules: To import at once.
         gives_way: No request waits for it: until it is ready it takes little of a processor that others want.
 

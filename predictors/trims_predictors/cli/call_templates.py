@@ -33,7 +33,6 @@ class CallTemplates:
     """The template that cold invocations are forked from, and the next one, which has learned.
 
     Args:
-        launcher: Starts them.
         preload: Modules to import beside the framework.
         state_dir: Folder of the daemon; what was learned is kept there if this process may write to it.
 

@@ -49,7 +49,6 @@ class Ran:
 
     Attributes:
         parameters: Cold or warm, and the seconds of each stage; see docs/inference.md.
-        outputs: Tensors.
     """
 
     model: str

@@ -52,7 +52,6 @@ class Computing:
 
     Args:
         changed: Called whenever the number of those that compute has changed.
-        clock: Seconds that only grow.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:

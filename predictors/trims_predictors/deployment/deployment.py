@@ -232,7 +232,6 @@ class Answer:
     """Result of a request.
 
     Attributes:
-        outputs: Tensors.
         cold: Whether it was answered by a predictor that was started after the request had come.
         how: What its predictor was before: `running`, `hot`, `spare`, `forked` or `spawned`.
         warm: Whether the weights were there already when the predictor opened them.

@@ -73,7 +73,6 @@ class _Known:
         surroundings: Environment, and identity of the code beside the manifest.
         target: Manifest of the model whose artifact it has, as JSON; empty if it has its own.
         key: Key of the model's image; empty while it is not known.
-        asked_s: When the daemon was asked.
         looked_s: When code and environment were looked at.
         used_s: When a request wanted it last.
     """
@@ -96,7 +95,6 @@ class Deployments:
         picker: Says which environment a framework runs in.
         retire: Called with the key of a deployment that is replaced.
         variables: Environment variables that manifests may name; None for those that `listed_variables` finds.
-        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ class DeploymentKey:
     """Key of a deployment: one version of a model's manifest, at one place, for one tenant.
 
     Attributes:
-        model: Name of the model.
         digest: Changes whenever the manifest, or the code beside it, has changed.
         place: Place that requests name; empty for the manifest's.
         tenant: Name of the tenant that the workers are for; empty for the operator's.

@@ -64,7 +64,6 @@ class Service:
 
     Args:
         daemon: The control door of the daemon whose models it serves.
-        pool: Answers.
         picker: Says which environment a framework runs in.
         tracing: Makes spans of requests; None for none.
         shared_memory: Regions of callers; None where they are switched off.

@@ -42,7 +42,6 @@ def make(call: str, how: str, origin: str, artifact: Mapping[str, Any]) -> Predi
     Args:
         call: Argument of `resolve.make`.
         how: Argument of `resolve.make`.
-        origin: Folder of the manifest.
         artifact: `path`, `format` and `options` of the artifact.
 
     Raises NotSupportedError if there is none.

@@ -41,7 +41,6 @@ class Event:
         start_ns: On the clock of `time.monotonic_ns`.
         thread: Thread of the processor, or stream of the device, as the profiler names it.
         is_joined: Whether its parent is known by an id; if not, it only ran meanwhile.
-        attributes: JSON values.
     """
 
     id: int

@@ -39,11 +39,7 @@ _PARTS = 3
 
 
 class HandlerPredictor:
-    """Calls `function(model, event)` for each request.
-
-    Args:
-        function: The handler.
-    """
+    """Calls `function(model, event)` for each request."""
 
     _model: Any
 

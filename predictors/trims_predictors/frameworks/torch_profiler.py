@@ -52,7 +52,6 @@ class Activity:
         correlation: CUPTI's id of a call and of what it launched; 0 for none.
         parent: External id of the operator that this operator was called in; 0 for none.
         nbytes: Bytes that were copied; 0 for what copies nothing.
-        device: Number of the device.
     """
 
     category: str

@@ -42,7 +42,6 @@ class Output:
     Args:
         whose: What stands before each line; empty to pass on all lines as they are.
         write: Takes lines, with their newlines.
-        clock: Monotonic seconds.
         closed: Called once, when nothing more will come.
         line: Makes a line, without its newline, of whose it is, what it is about, and what was printed.
 
@@ -251,7 +250,6 @@ class Outputs:
 
     Args:
         write: Takes lines; None for this process's standard error.
-        clock: Monotonic seconds.
         plain: Pass on all lines as they are: for a user who runs one program at a terminal.
     """
 

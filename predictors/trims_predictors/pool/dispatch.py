@@ -42,7 +42,6 @@ class Request:
     """Request of one client.
 
     Attributes:
-        tensors: The inputs.
         answer: Done once it is answered, or cannot be.
         began_s: When it came, on the clock of `time.perf_counter`.
         keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.

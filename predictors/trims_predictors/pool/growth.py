@@ -117,10 +117,8 @@ class Grower:
     """Has deployments grow while their requests wait. Used in the pool's event loop.
 
     Args:
-        slots: The pool's schedule.
         running: The pool's predictors.
         carry_out: Carries out steps of the schedule.
-        settings: The pool's.
 
     Attributes:
         most: Predictors at once of a deployment that grows.

@@ -42,8 +42,6 @@ class StepContext:
     """Facts that a function of a step gets beside the tensors.
 
     Attributes:
-        model: Name of the model.
-        options: `options` of the step.
         attributes: `attributes` of the manifest.
         folder: Folder of the manifest; empty if it has none.
         given: In `postprocess`: the tensors that the predictor was given, after `preprocess`.

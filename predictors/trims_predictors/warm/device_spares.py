@@ -82,7 +82,6 @@ class DeviceSpares(Spares[_DeviceSpare]):
 
     Args:
         warm_pool: Starts their processes, and counts their memory on the host.
-        settings: Settings of the pool.
         rehearsals: Inputs that predictors got last.
         images: Deployment -> key and place of the image that its predictors have opened.
 

@@ -121,9 +121,7 @@ class HotSpares(Spares[_HotSpare]):
 
     Args:
         warm_pool: Starts their processes, and counts their memory.
-        settings: Settings of the pool.
         count: Counts events by name.
-        clock: Seconds that only grow.
     """
 
     def __init__(

@@ -92,7 +92,6 @@ class PreloadLearner:
         calm: Waits until no request is being answered, but not for ever.
         background: Runs the attempts.
         file: Keeps what was learned for the next endpoint; None keeps it nowhere.
-        clock: Seconds that only grow.
 
     Attributes:
         learned: What a template imports beside its framework, by environment.

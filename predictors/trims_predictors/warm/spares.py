@@ -68,7 +68,6 @@ class Spares(ABC, Generic[S]):
 
     Args:
         warm_pool: Starts their processes, and counts their memory.
-        settings: Settings of the pool.
         look_s: Seconds between two looks whether those that wait are still wanted.
         candidates: What there may be spares for, by its name. An answer of a model costs no more than a look at it.
     """
@@ -195,7 +194,6 @@ class Rehearsals:
 
         Args:
             answer: What it said; `given` is there if it can rehearse, and its shapes are others than before.
-            run_s: Seconds that the run took.
         """
         given = answer.get("given")
         if run_s > LONGEST_S:

@@ -56,7 +56,6 @@ class WarmPool:
     """Has predictors ready for each environment.
 
     Args:
-        launcher: Starts templates.
         spares: How many predictors each template has ready.
         threads: What a spare warms up with.
         busy: Whether requests are being answered. Spares and templates that learn wait until none is.

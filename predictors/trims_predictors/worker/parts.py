@@ -24,7 +24,6 @@ class Parts:
 
     Args:
         sock: To the supervisor. While a run goes on, it says `stop` there, or lets go.
-        request: Number of the request.
         wanted: Whether parts are to be sent.
         own: Number of this process.
         share: Has frameworks compute with so many threads; the supervisor may ask for that while a run goes on.

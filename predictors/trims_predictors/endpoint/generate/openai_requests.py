@@ -98,7 +98,6 @@ class TextRequest(NamedTuple):
     """A request of the API.
 
     Attributes:
-        model: Name of the model.
         streams: The answer comes in parts.
         with_usage: The last part says how many tokens there were.
         as_base64: Vectors are wanted in base64.
@@ -118,7 +117,6 @@ def read_request(route: str, text: bytes) -> TextRequest:
 
     Args:
         route: One of EMBEDDINGS, COMPLETIONS and CHAT.
-        text: The body.
     """
     body = load_json(text)
     model = body.get("model") if isinstance(body, dict) else None

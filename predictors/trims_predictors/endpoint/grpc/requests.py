@@ -46,7 +46,6 @@ def parse_request(message: Any, received: Received | None = None) -> InferReques
     """Read a ModelInferRequest. Raises CallerError naming what is wrong.
 
     Args:
-        message: The request.
         received: The data of tensors that is not in the message. Inputs whose contents are large have no data yet:
             `pack_contents` makes it, in another process.
     """

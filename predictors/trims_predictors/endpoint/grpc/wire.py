@@ -41,7 +41,6 @@ class Received(NamedTuple):
     """A message, parsed but for large data of its tensors.
 
     Attributes:
-        message: The ModelInferRequest.
         raw: Message's `raw_input_contents`.
         contents: Index of an input -> its `contents`, as bytes in pieces, if those of all inputs together are large.
         trouble: Why it is refused: it has too many parts, and the message only those before. Empty if it has not.
@@ -99,7 +98,6 @@ class _Split:
 
     Attributes:
         left: The message without the data, in pieces.
-        raw: The `raw_input_contents`.
         contents: The `contents` of inputs, by their index.
     """
 

@@ -113,7 +113,6 @@ class _Form(NamedTuple):
 
     Attributes:
         workers: Write large values.
-        model: Name of the model.
         request_id: Comes back; None for a request without.
     """
 

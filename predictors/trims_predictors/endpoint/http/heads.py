@@ -35,7 +35,6 @@ def check_head(url: bytes, fields: Sequence[tuple[bytes, bytes]], version: str, 
     """Check a head. Returns the host that its target names if no field does; else None. Raises RefusedHeadError.
 
     Args:
-        url: The target of the request.
         fields: Names in small letters, and values.
         field_bytes: Bytes of all fields as they are usually written.
     """

@@ -44,7 +44,6 @@ class RequestLog:
     """Gives each request over HTTP its id, and logs it if that is wanted. An ASGI application round another.
 
     Args:
-        app: Answers requests.
         lines: Whether each request is a line of the log.
     """
 

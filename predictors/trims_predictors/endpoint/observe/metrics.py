@@ -52,11 +52,7 @@ class Counting:
 
 
 class Metrics:
-    """Counts and times of requests since the endpoint began. Used in its event loop; `page` may run in a thread.
-
-    Args:
-        clock: Seconds that only grow.
-    """
+    """Counts and times of requests since the endpoint began. Used in its event loop; `page` may run in a thread."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

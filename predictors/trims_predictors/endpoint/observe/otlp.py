@@ -202,11 +202,7 @@ class RequestSpan:
 
 
 class Complaints(logging.Handler):
-    """Handler that passes on the SDK's log as at most one line a minute: a collector that is down is one trouble.
-
-    Args:
-        clock: Seconds that only grow.
-    """
+    """Handler that passes on the SDK's log as at most one line a minute: a collector that is down is one trouble."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)

@@ -39,7 +39,6 @@ class SharedRange:
 
     Attributes:
         offset: Bytes from the beginning of the region.
-        nbytes: Length.
     """
 
     region: str

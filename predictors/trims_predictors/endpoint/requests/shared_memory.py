@@ -91,7 +91,6 @@ class SharedMemory:
             name: Region's name; the caller's own.
             key: Object's name, with or without the slash before it.
             offset: Bytes from the beginning of the object.
-            nbytes: Length of the region.
 
         Raises:
             CallerError: The name is taken, or there is no such object, or none of which this is a part.
