@@ -27,7 +27,6 @@ class RateLimiter:
 
     Args:
         bytes_per_s: The most bytes per second; None for no limit.
-        clock: Monotonic seconds.
         sleep: Waits for as many seconds.
         copiers: Processes that do the work; None for some of its own.
     """

@@ -47,8 +47,6 @@ class Facts:
         packages: Distribution -> version, those that matter and are installed.
         versions: Versions of the driver; None if it does not say.
         surveyed: By NVML; partitioned GPUs and their parts.
-        no_survey: Why there is no survey.
-        not_seen: Why CUDA sees nothing.
     """
 
     library: bool = True

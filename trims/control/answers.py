@@ -22,7 +22,6 @@ class Holder:
 
     Attributes:
         pid: Process of the session; 0 if it is gone already.
-        uid: The user of that process.
     """
 
     session: int
@@ -39,7 +38,6 @@ class Replica:
     Attributes:
         place: `cpu`, `disk` or `gpu:N`.
         state: `queued`, `filling`, `sealed`, `draining` or `freeing`.
-        waiters: Requests that wait for it.
         keep_left_s: Seconds until its keep-alive ends; None: it stays until its room is needed.
         idle_s: Seconds since its last use; 0 while it is held.
         digest: blake3 of the image; empty while it is not sealed.
@@ -275,7 +273,6 @@ class Stats:
         gpu_off: Why there is no tier for GPUs; empty if there is one.
         unverified_bytes: Left by an earlier daemon, still to be read and hashed.
         max_files: Files that the daemon may have open.
-        images: Images that are open now.
         endpoint: URL of the inference endpoint that the daemon has started; empty if it does not answer.
         endpoint_off: Why it does not.
     """

@@ -38,7 +38,6 @@ def manifest_for(artifact: Path, name: str | None, options: Mapping[str, Any] = 
     The folder of a Hugging Face model becomes one model of all its files, each with its digest.
 
     Args:
-        artifact: The file or folder.
         name: The model's name; None for one made from the file's or the folder's.
         options: `state_key` of a checkpoint; `task` and `trust_remote_code` of a folder.
 

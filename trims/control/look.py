@@ -39,7 +39,6 @@ class Found(NamedTuple):
     """Facts about an artifact.
 
     Attributes:
-        format: Name of its converter.
         files: All of it, the main one first.
         framework: Framework that runs it; empty if the format does not say it.
         signature: Inputs and outputs as the graph states them; empty if it does not, or as no request can have them.

@@ -26,7 +26,6 @@ class Raised(NamedTuple):
     """An exception, and where it was raised.
 
     Attributes:
-        type: Name of its class.
         message: Text of the exception; empty if it has none, or if making one fails.
         file: Path of the file; empty if no frame has one.
         line: Number of the line, from 1; 0 without a file.

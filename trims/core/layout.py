@@ -113,7 +113,6 @@ class Layout:
         """Check every tensor against a data block of this many bytes. Raises ImageError naming the tensor.
 
         Args:
-            data_bytes: Length of the data block.
             aligned: Whether each tensor must be aligned to its element. In an artifact that is served in place, tensors
                 lie as its author left them.
         """

@@ -18,7 +18,6 @@ class Lease:
     Attributes:
         number: Unique among the daemons that share a runtime folder, not only in the life of one.
         session: The session that holds it; the lease ends with it at the latest.
-        key: Image key of the replica.
     """
 
     number: int

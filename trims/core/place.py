@@ -36,7 +36,6 @@ class Place:
     """Place of a replica. There is one object for each place: the books look places up dozens of times an event.
 
     Attributes:
-        tier: The kind of memory.
         device: Number of the device; always 0 for tiers that have only one. -1 in `ANY_GPU` alone.
     """
 

@@ -80,7 +80,6 @@ class Replica:
     """An image at a place.
 
     Attributes:
-        key: Image key.
         generation: Number of the incarnation; completions of an older one are stale. Rises with the order of arrival.
         nbytes: Size in bytes, 0 while unknown.
         measured: Whether the size is known from planning a conversion.

@@ -77,7 +77,6 @@ class AttachDoor:
     """Serves the attach door of one daemon.
 
     Args:
-        store: Answers.
         path: Where the socket is made; an old one there is replaced (the daemon's lock says nothing serves it).
         mode: Permissions of the socket: which users may connect at all.
         boot: Identifies this life of the daemon.

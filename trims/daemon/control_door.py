@@ -100,18 +100,13 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     """Serves the control door of one daemon.
 
     Args:
-        store: Carries out.
-        registry: Manifests.
         attach: Knows which process holds which lease.
-        path: The Unix socket.
         devices: Reported by Stats and Resident.
         endpoint: Beside the daemon; reported by Stats.
         boot: Identifies this life of the daemon.
         state_dir: Reported by Health.
         on_shutdown: Called with `purge` when a request asks the daemon to end.
-        transfers: Pulls and pushes.
         waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
-        ping_s: Setting `grpc_ping_s`.
     """
 
     def __init__(

@@ -71,7 +71,6 @@ class Requests:
     """Carries out what greeted clients ask. All methods are called in the door's thread.
 
     Args:
-        store: Answers.
         send: Sends what can be answered at once.
         answered: Called by the store with an answer, from any thread, with the request's id; the door calls `answer`
             for it, so that no lease ends between grant and send.

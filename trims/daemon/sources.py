@@ -31,7 +31,6 @@ class Sources:
         catalog: Says which images names stand for.
 
     Attributes:
-        fetcher: Moves bytes.
         remote: Addresses.
         pushes: Objects whose parts may have been left in a store.
         tier: Images at addresses.

@@ -71,7 +71,6 @@ class Pushing:
     Attributes:
         moved: Progress; None before the first byte.
         over: Set at its end.
-        error: Why it failed.
     """
 
     moved: Moved | None = None
@@ -82,11 +81,7 @@ class Pushing:
 
 
 class Transfers:
-    """Pulls and pushes of one daemon.
-
-    Args:
-        sources: Moves bytes.
-    """
+    """Pulls and pushes of one daemon."""
 
     def __init__(self, store: Store, registry: Registry, sources: Sources) -> None:
         self._store, self._registry, self._sources = store, registry, sources
@@ -117,7 +112,6 @@ class Transfers:
         """Have what lies at the address of a model's manifest fetched and made ready; return what to wait on.
 
         Args:
-            name: A registered model.
             update: Take what lies there now, also if it was something else before.
             prove: Hash also the files that lay in a hub's cache already.
             forget: Called if the pull fails, or no client waits for it any more, and nothing else asks for the model.

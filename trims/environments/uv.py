@@ -52,7 +52,6 @@ class Uv:
 
         Args:
             python: Interpreter that they are for.
-            folder: Scratch folder.
             lock_fd: Descriptor of the environments' lock, which uv inherits: the lock lasts as long as uv writes.
 
         Raises NotSupportedError if there are none.

@@ -45,7 +45,6 @@ class Artifact:
     """Files as published, resolved and ready to read.
 
     Attributes:
-        format: Name of the converter.
         files: Absolute paths; the first is the one the manifest names, the rest (shards, external data, a params
             file) are those it refers to.
         options: The manifest's `options` for this format, as JSON values. Every format knows `allow_pickle`

@@ -33,7 +33,6 @@ def stored_members(fd: int, nbytes: int, *, directory_bytes: int | None = None) 
     """Return all members of a zip file of this length, by their names.
 
     Args:
-        fd: The file.
         directory_bytes: Length above which nothing is read of a directory; None for `DIRECTORY_BYTES`.
 
     Raises NotInPlaceError for a file that is no zip file or does not begin with one, or has a member that is

@@ -26,7 +26,6 @@ def stamp(image: memoryview, on_piece: Callable[[], None] | None = None) -> int:
     """Compute the checksum of a complete image that has none yet, and write it there; return it.
 
     Args:
-        image: The image.
         on_piece: Called in this thread, every few MiB; an exception from it ends the computation.
     """
     place = place_of(ImageView(image))

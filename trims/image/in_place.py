@@ -63,7 +63,6 @@ class InPlacePlan:
 
     Attributes:
         head: The first bytes of the image: header, index and program.
-        nbytes: Length of the image.
         pages: What follows the head, in order; between two parts lies less than a page, which has no meaning.
         unaligned_bytes: Bytes of tensors that are not aligned to their elements, so that each session copies what it
             reads.

@@ -85,7 +85,6 @@ class ImagePlan:
     Attributes:
         layout: The user's tensors, tied ones included.
         head: 8-byte length and padded JSON; the data block follows.
-        data_bytes: Length of the data block.
         index: The binary index, first in the data block.
         program: Encoded program, or empty.
         program_offset: Where it lies in the data block.
@@ -129,7 +128,6 @@ class ImagePlan:
         """Fill memory of exactly `nbytes` zeroed bytes.
 
         Args:
-            target: The memory.
             on_progress: Called in this thread, every few MiB, with the bytes of weights written so far; an
                 exception from it ends the writing and leaves the image incomplete.
 
@@ -225,7 +223,6 @@ def encode_head(
 
     Args:
         owned: All tensors but those that are tied to another.
-        layout: All tensors.
         index: The binary index, which the data block begins with.
         program_span: Where in the data block the program begins and ends.
         metadata: Strings of the artifact.
@@ -249,7 +246,6 @@ def encode_outline(
     Args:
         index_bytes: Length of the binary index, which the data block begins with.
         program_span: Where in the data block the program begins and ends; the tensors follow.
-        data_bytes: Length of the data block.
         metadata: Strings of the artifact.
         alignment: Divisor of the header's length with the pads.
 

@@ -40,7 +40,6 @@ class Program(NamedTuple):
     Attributes:
         kind: Name of the framework client that understands the body.
         attributes: JSON values that describe the body (versions, input names, tied names...).
-        body: The bytes.
     """
 
     kind: str

@@ -73,7 +73,6 @@ def make_module(
 
     Args:
         state: Tensors by their names in the file. Those that need no conversion become the module's own.
-        described: The model.
         what: Owner of the module, for messages.
         with_code: Python files of the folder may run.
 

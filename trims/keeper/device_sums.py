@@ -41,11 +41,7 @@ _PROGRAM = Path(__file__).parents[1] / "memory" / "cuda" / "checksum.ptx"
 
 
 class DeviceSums:
-    """Sums over the memory of one device, whose context is current in every call.
-
-    Args:
-        cuda: The driver.
-    """
+    """Sums over the memory of one device, whose context is current in every call."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -60,7 +56,6 @@ class DeviceSums:
 
         Args:
             source: Device address.
-            nbytes: How many bytes.
             on_progress: Called with the bytes done so far.
             way: One of `WAYS`; None for the faster one, as measured so far.
 

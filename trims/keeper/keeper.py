@@ -291,7 +291,6 @@ class Keeper:
         """Compare what was copied with what the image's head states, if it states anything. Raises as `fill`.
 
         Args:
-            held: The image.
             on_progress: Called meanwhile, with all bytes.
             fd: The file that was copied; None if it was another device's memory.
         """

@@ -30,7 +30,6 @@ def find_keeper(
 
     Args:
         folder: Holds socket, lock and log; mode 0700.
-        uuid: UUID of the device.
         cuda: Argument of `trims.memory.cuda.connect.connect`.
         driver: `auto`, `vmm` or `ipc`.
         idle_s: Seconds after which the keeper ends an idle mover, or gives an idle context back.

@@ -135,7 +135,6 @@ class Mover:
 
         Args:
             fd: The file, read from its beginning.
-            nbytes: How many bytes.
             target: Device address.
             on_progress: Called with the bytes done so far, from threads of this copy, one at a time.
             way: One of `ways`; None for the faster one, as measured so far.

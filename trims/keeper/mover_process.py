@@ -71,7 +71,6 @@ class MoverProcess:
 
     Args:
         memory: The keeper's, which needs no context.
-        uuid: The device.
         cuda: Argument of `trims.memory.cuda.connect.connect`.
     """
 

@@ -32,7 +32,6 @@ class Move:
     Attributes:
         op: `fill` from a file, `copy` from another device, `read` into a file, `digest`, `sum` (of a checksum), and
             `sum_file`, of the file.
-        nbytes: Length of the image.
         fd: The file of `fill`, `read` and `sum_file`.
         source: The other device's memory, for `copy`.
         expected: What the sum should be. Any other one is summed up again by the host.
@@ -111,7 +110,6 @@ class LocalMover:
     """Moves images over a context in this process, made when it is needed first.
 
     Args:
-        cuda: The driver.
         device: Device that `cuda` has selected.
         memory: The way its memory is shared.
     """

@@ -41,7 +41,6 @@ class Paces:
 
         Args:
             ways: What is possible; the first one is for images that are too small to measure.
-            nbytes: Length of the image.
         """
         if nbytes < TELLING_BYTES or len(ways) == 1:
             return ways[0]

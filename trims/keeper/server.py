@@ -64,7 +64,6 @@ class KeeperServer:
     """Serves one keeper until the order `end`.
 
     Args:
-        keeper: Carries out the orders.
         path: The socket. Raises CallerError if another keeper serves there.
     """
 

@@ -34,7 +34,6 @@ def foreign_fields(raw: Mapping[str, Any], where: str, origin: str = "") -> dict
     """Return the fields of a manifest from elsewhere that count here.
 
     Args:
-        raw: The manifest.
         origin: Folder that relative paths begin at here: a field that names a file there leads to this machine's files.
 
     Raises AddressRefusedError naming the field that leads to this machine's files, to a host, or to code, and
@@ -60,7 +59,6 @@ def portable_fields(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any]
     """Return the fields of a manifest of this machine that may go elsewhere, and the names of those that may not.
 
     Args:
-        raw: The manifest.
         origin: Folder that its relative paths begin at: a field that names a file there stays here, as its file does.
     """
     taken, left = {}, []

@@ -183,7 +183,6 @@ def auto_class(task: str, config: Mapping[str, Any], *, masks_words: bool = Fals
     """Return the class of transformers that makes the module of a task for a configuration.
 
     Args:
-        task: The task.
         config: `config.json`.
         masks_words: Embeddings are made of the scores of masked words, as SPLADE's are.
     """

@@ -128,7 +128,6 @@ def sealed_file(name: str, nbytes: int, write: Callable[[int], None]) -> int:
 
     Args:
         name: Shown in /proc/PID/maps.
-        nbytes: Length of the file.
         write: Gets a descriptor that can be written to; it is closed afterwards. What it raises is passed on.
 
     Returns:

@@ -25,7 +25,6 @@ class Segment:
 
     Attributes:
         name: Unique in its driver; shows where the bytes are.
-        nbytes: Length.
         fd: Writable until sealed, read-only afterwards. Owned: `close` it.
         named: Whether there is a name by which others could open or remove it.
     """

@@ -43,7 +43,6 @@ def send(
     """Send one message.
 
     Args:
-        message: JSON values.
         fds: Descriptors to send along.
         long: Send a message that is too long for a packet in a file; the receiver must expect that.
 

@@ -67,7 +67,6 @@ class TemplateProcess:
         banned: Modules that it does not import, nor those below them.
 
     Attributes:
-        child: The process.
         facts: What it reported when it had imported; None before.
         pending: What waits for the answers to forks, in their order.
         since_ns: When it was started, in nanoseconds since 1970.

@@ -33,7 +33,6 @@ class Relay:
     """Relay between the caller's process and a program that has begun. All signals are blocked.
 
     Args:
-        conn: To the host.
         group: Process group that it was given.
         numbers: Descriptors that the program has, which are closed here: a pipe's end would stay open otherwise.
     """

@@ -94,11 +94,7 @@ def check(connection: sqlite3.Connection, path: Path, *, had_log: bool) -> None:
 
 
 class Checkpoints:
-    """Copies the logs of databases that others write into the databases, for as long as there is something new.
-
-    Args:
-        paths: The databases.
-    """
+    """Copies the logs of databases that others write into the databases, for as long as there is something new."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._done = dict.fromkeys(paths, -1)

@@ -39,9 +39,7 @@ class ImageDescription:
 
     Attributes:
         name: Name of the model, as it was pushed.
-        key: Image key.
         digest: blake3 of its bytes, in hex.
-        nbytes: Length.
         checksums: Checksums of the bytes: at least `crc64nvme`.
         format: Format of the artifact that it was made from.
         recipe: What besides the artifact's bytes decided it.

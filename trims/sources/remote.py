@@ -99,7 +99,6 @@ class Remote:
     """Addresses of one daemon. Safe to call from several threads.
 
     Args:
-        fetcher: Moves bytes.
         downloads: Where files lie whose scheme has no place of its own.
         prove_first: Hash also the files that lay in a hub's cache already, before anything is served from them.
     """

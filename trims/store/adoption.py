@@ -38,13 +38,11 @@ class Adoption:
     """Takes over what tiers find.
 
     Args:
-        residency: The books.
         runner: Gets the memory, and verifies it.
         catalog: Vouches.
         counters: `adopted`, `adopted_unverified`, `adoption_skipped`.
         feed: Lets an event happen.
         keep_alive_s: Seconds that an idle image stays whose manifests do not say it; None until its room is needed.
-        clock: Monotonic seconds.
         max_images: Images that may be open at once.
     """
 

@@ -95,10 +95,8 @@ class Surroundings:
     """The world outside a store: workers, bytes, conversions and time. Tests bring their own.
 
     Attributes:
-        pools: Makes the workers.
         convert: Begins conversions; by default as the limits say.
         host: Bytes of the host; by default the real ones.
-        clock: Monotonic seconds.
     """
 
     pools: Pools = thread_pool

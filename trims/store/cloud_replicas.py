@@ -24,7 +24,6 @@ class CloudReplicas:
         shell: Knows which images lie where.
         runner: Gets their memory.
         feed: Lets an event happen.
-        clock: Monotonic seconds.
     """
 
     def __init__(

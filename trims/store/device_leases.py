@@ -45,7 +45,6 @@ class DeviceLeases:
         workspace: What models need beside their bytes.
         have: Brings an image to a place for the store's own sake: key, place, keep-alive, callback for the outcome.
         lease: Leases exactly one image for a session: session, key, place, callback for the outcome.
-        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -67,7 +67,6 @@ class Opens:
         pools: Makes the workers of lookups.
         pace: Rate limiter of files that are hashed behind their readers.
         readers: Workers of lookups that are shared with others; see `Lookups`.
-        clock: Monotonic seconds.
         know: Takes an image at an address into the books.
     """
 

@@ -36,10 +36,8 @@ class OrderEvents:
 
     Args:
         feed: Lets an event happen.
-        residency: The books.
         shell: Knows where images are, and waits for changes.
         catalog: Knows which names stand for an image.
-        clock: Monotonic seconds.
     """
 
     def __init__(

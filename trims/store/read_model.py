@@ -160,12 +160,10 @@ class ReadModel:
     """Views of one store.
 
     Args:
-        residency: The books.
         shell: Has their lock, and what is remembered of images.
         runner: Knows the memory.
         catalog: Knows the names.
         resolver: Knows what names stand for.
-        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -81,12 +81,10 @@ class Shell:
     """Residency, and the request behind each of its waiters.
 
     Args:
-        residency: The books.
         runner: Does what takes time; its reports must be fed.
         watchers: Get every change of state.
         notices: Get what sessions are to know of their leases.
         verify: Check every invariant after every event.
-        clock: Monotonic seconds.
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
@@ -296,7 +294,6 @@ class Shell:
         """Return why an image of at least `nbytes` can never serve a request; None if it may.
 
         Args:
-            ask: The request.
             nbytes: The least that the image can take.
             stated: The place that the model's manifest states.
         """

@@ -127,11 +127,7 @@ class ThreadPool:
 
 
 class PoolsByMount:
-    """Pools of one kind, one for each mount point, made when there is work for it: what hangs on one holds up no other.
-
-    Args:
-        pools: Makes them.
-    """
+    """Pools of one kind, one for each mount point, made on demand: what hangs on one holds up no other."""
 
     def __init__(self, pools: Pools, name: str, threads: int) -> None:
         self._new_pool = pools

@@ -67,7 +67,6 @@ class Extent:
     """The memory under a sealed replica.
 
     Attributes:
-        key: Image key.
         digest: blake3 of all bytes, hex; empty while that is unknown, which only the tier of files allows.
         fd: Read-only descriptor, owned by the tier, open until `free`; -1 where this machine has no bytes of it. A
             thread that may run beside `free` uses `reader` instead: the kernel gives the number of a closed descriptor

@@ -27,10 +27,7 @@ class CloudImage:
     """An image at an address.
 
     Attributes:
-        key: Image key.
         digest: blake3 of all bytes, hex.
-        nbytes: Length.
-        address: Address of the bytes.
         checksums: Checksums of the bytes, by algorithm: compared on the way.
         cost_s: Seconds that making it took where it was made.
     """

@@ -59,7 +59,6 @@ def take_spans_in_file(fd: int, nbytes: object, pid: int, role: str) -> None:
     Args:
         fd: Closed sooner or later.
         nbytes: The answer's field `IN_FILE`.
-        pid: The child's process.
     """
     ours = recorder()
     if ours is None or type(nbytes) is not int:

@@ -177,7 +177,6 @@ class Recorder:
             parent: What it was a part of.
             begin_ns: When it began, on the clock of `time.monotonic_ns`.
             end_ns: When it ended.
-            attributes: JSON values.
         """
         if self._failed or len(self._waiting) >= _MOST_WAITING:
             self.dropped += 1
@@ -194,7 +193,6 @@ class Recorder:
         Args:
             lengths: Seconds by name, which ends in `_s`.
             begins: When each began, in the same order, in nanoseconds of the monotonic clock.
-            pid: The child's process.
         """
         if self._failed or len(self._stages) >= _MOST_WAITING // 5:
             self.dropped += 1
@@ -208,8 +206,6 @@ class Recorder:
 
         Args:
             fd: Closed when it was read, or if there are too many.
-            nbytes: Length of the lines.
-            pid: The child's process.
         """
         if self._failed or self._closing or len(self._files) >= _MOST_FILES or not 0 < nbytes <= _MOST_FILE_BYTES:
             os.close(fd)

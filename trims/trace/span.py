@@ -89,7 +89,6 @@ class Span:
             parent: What it is a part of.
             times_ns: When it began and ended, on the clock of `time.monotonic_ns`.
             thread: Kernel's id of the thread that did it.
-            attributes: JSON values.
         """
         made = cls.__new__(cls)
         made._sink, made._token, made.name, made.level = sink, None, name, level

@@ -158,7 +158,6 @@ def span(name: str, level: Level = Level.MODEL, parent: SpanContext | None = Non
     Args:
         level: How deep in the stack. Deeper ones than what is recorded are left out.
         parent: What it is a part of; None for the span in whose block this is called.
-        attributes: JSON values.
     """
     if _sink is None:
         return OFF

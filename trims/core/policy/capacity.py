@@ -200,7 +200,6 @@ class Capacity:
         """Count the replica's bytes as what they are now; True if that changed. Call it after every change.
 
         Args:
-            replica: Any replica.
             promised: A device waits for room and is going to be filled from it.
         """
         books = self.at[replica.place]

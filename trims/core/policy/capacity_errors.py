@@ -85,7 +85,6 @@ def on_no_device(error: TrimsError, replica: Replica, devices: Mapping[Place, Pl
 
     Args:
         replica: The image there.
-        devices: Books of all devices.
     """
     others = ", ".join(
         f"{place} has {format_bytes(max(0, books.coming_bytes))} free of {format_bytes(books.capacity_bytes)}"

@@ -20,7 +20,6 @@ class Usage(NamedTuple):
     """Facts about a replica that a policy may use.
 
     Attributes:
-        key: Image key.
         nbytes: Size in bytes, at least 1.
         cost_s: Seconds its last fill took.
         uses: Opens granted so far.

@@ -70,9 +70,6 @@ _FILLS_WITHOUT_ROOM = 3
 class Admission:
     """The queues of all places.
 
-    Args:
-        ledger: The books.
-
     Attributes:
         lines: Replicas that wait for leases to end, by place.
         claims: Replicas that wait for room that is on its way back, by place, then by generation, oldest claim first.

@@ -21,7 +21,6 @@ def never_fits(ledger: Ledger, nbytes: int, place: Place | None, waiter: Waiter)
     """Return why an image of at least `nbytes` can never serve the waiter at a place; None if it may. O(1).
 
     Args:
-        ledger: The books.
         nbytes: The least that the image can take.
         place: Where; None for wherever on the host it fits.
     """

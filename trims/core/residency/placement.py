@@ -38,8 +38,6 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
     """Return where an open that names no place is served: where the image lies, else where it comes, else where it can.
 
     Args:
-        ledger: The books.
-        key: The image.
         kept: Whether the image is kept on disk in any case, so it may be brought there.
     """
     there = ledger.table.by_key.get(key, {})
@@ -110,7 +108,6 @@ def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
     """Judge an image that is read from a file.
 
     Args:
-        ledger: The books.
         key: The image. If its artifact was not hashed yet, that is `in_place`, and it cannot be copied.
         in_place: The key under which the artifact's own files are served, if they can be.
     """
@@ -158,7 +155,6 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
 
     Args:
         ledger: The books; they are as they were when this returns.
-        key: The image.
         missing: Bytes that have to come free.
     """
     policy, mine = ledger.capacity.at[CPU].policy, ledger.demand.of(key) * DISK_MISS_S / MARGIN

@@ -25,7 +25,6 @@ class ReplicaTable:
     """All replicas.
 
     Args:
-        places: All places there are.
         peers: Devices that copy from each other directly, as (target, source).
 
     Attributes:

@@ -47,7 +47,6 @@ def build_artifact(
     Args:
         call: "package.module:function"; called as `function(out_dir: Path, **args)`. It leaves the files in `out_dir`
             and returns the main one's name, or None if there is only one.
-        args: JSON values.
         target_dir: Where the files will lie. Its parent is made if need be.
         python: Interpreter to run it with; None for this one.
         limits: Limits of the child; the time includes waiting for another builder of the same folder.

@@ -139,7 +139,6 @@ class LimitedChild:
         """Send a request and wait for its answer.
 
         Args:
-            message: JSON values.
             fds: Descriptors to send along.
             on_progress: Called with each number the child reports meanwhile.
 

@@ -25,7 +25,6 @@ class Field(NamedTuple):
     """One field of a message; places count from the start of the file.
 
     Attributes:
-        wire: Wire type.
         start: First byte of its tag.
         begin: First byte of its payload.
         end: First byte after it.

@@ -109,7 +109,6 @@ def _contents(
     """Return the tensors of one file, and how many bytes of pickle describe them.
 
     Args:
-        path: The file.
         most_bytes: A longer pickle is not read.
         directory_bytes: A longer zip directory is not read; None for the bound of one file.
     """

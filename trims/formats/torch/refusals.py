@@ -40,7 +40,6 @@ def explain(path: Path, message: str) -> str:
     """Return why torch refuses a checkpoint and what to do.
 
     Args:
-        path: The checkpoint.
         message: What `torch.load` said, without colours.
     """
     found = _CLASS.search(message)

@@ -124,7 +124,6 @@ def skeleton_of(
     """Return the tensors of a module that has its values, and its skeleton; or why it has none, with a warning.
 
     Args:
-        module: The module.
         sources: Tensors of the module, and others that it does not use.
         path: The artifact, for messages.
         names: What the module calls each of the sources that it uses.
@@ -372,7 +371,6 @@ class _Skeleton:
         """Raise NoSkeletonError unless a session gets from the skeleton what `load_state_dict` gives.
 
         Args:
-            body: The skeleton.
             given: The artifact's tensors by name, where `loaded` has copies; None: a module that has its values
                 already, or that takes each tensor as it is.
             loaded: The module with its values; None: this one, which then takes tensors without memory.

@@ -55,7 +55,6 @@ class ModelFolder:
     """Files of a model's folder.
 
     Attributes:
-        path: The folder.
         config: `config.json`, read; empty for a model without, which has no transformer.
         weights: File with the weights, or their index.
         describing: All other files that the model is made from, by their names in the model: those of the first module

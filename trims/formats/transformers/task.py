@@ -41,7 +41,6 @@ def task_in(folder: ModelFolder, options: Mapping[str, Any], *, tag: str = "") -
     """Return the task of a folder, of which all that it is served with is there.
 
     Args:
-        folder: The folder.
         options: `task`, and those that say how the weights are read.
         tag: `pipeline_tag` that its publisher gave it; empty for none.
 
@@ -80,7 +79,6 @@ def check_options_in(folder: ModelFolder, task: str, given: Mapping[str, Any]) -
     """Raise NotSupportedError for options of a predictor that the task, or this folder, does not have.
 
     Args:
-        folder: The folder.
         given: `predictor.options`.
     """
     lists = folder.read_lists()

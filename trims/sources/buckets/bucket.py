@@ -96,7 +96,6 @@ class Bucket(ABC):
     """One bucket. Safe to use from several threads; methods block.
 
     Attributes:
-        name: Name of the bucket.
         store: The library's half; its methods belong into `errors`.
         http: Reads from signed addresses.
         checksum: Checksum that this cloud states of its own for whole objects; empty for none.

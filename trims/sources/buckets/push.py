@@ -70,9 +70,7 @@ class ObjectWriter:
         """Send a file; an object of the name is replaced once all of it is there.
 
         Args:
-            address: Address of the object.
             source: Descriptor, whose position is not used, or path.
-            nbytes: Length of the file.
             on_progress: Called with the bytes taken from the file so far; some of them are still under way.
             cancelled: Asked after each piece; gives up when true. A part that stalls delays that, by minutes at most.
 

@@ -22,7 +22,6 @@ class RangedFiles:
     """An `Opened` whose files are read from locations. A location that is refused is asked for once more.
 
     Args:
-        http: Reads.
         locate: Returns where a file can be read now. May block; called by several threads.
     """
 

@@ -45,7 +45,6 @@ class HubApi:
     """Requests to one hub about one repository.
 
     Args:
-        http: Sends them.
         environment: Endpoint and token.
         name: `org/name`.
     """

@@ -27,7 +27,6 @@ class HubFile:
     """A file of a commit, as the hub lists it.
 
     Attributes:
-        nbytes: Length of the file.
         blob_id: Git's object: of the file's bytes, or of a pointer to them if `sha256` is stated.
         sha256: Digest of the bytes of a file in large-file storage; empty for others.
         xet_hash: Name of the bytes in the hub's chunked storage; empty for others.

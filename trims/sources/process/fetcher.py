@@ -96,7 +96,6 @@ class Running:
     Attributes:
         address: Without secrets.
         what: `look`, `fetch`, `image` or `push`.
-        clock: Monotonic seconds.
     """
 
     address: str

@@ -18,7 +18,6 @@ class Bandwidth:
 
     Args:
         bytes_per_s: The most; None for no limit.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -32,7 +32,6 @@ class Fills:
     """Handlers of fills that succeeded.
 
     Args:
-        residency: The books.
         shell: Knows images and leases; notifies sessions.
         catalog: Remembers.
         have: Brings an image to a place: key, place, keep-alive, callback for the outcome.

@@ -154,7 +154,6 @@ class Copier:
     """Copies one replica to another place.
 
     Args:
-        host: Bytes of the host.
         stopping: Set when the daemon ends: a copy to or from a device stops at its next report of progress.
     """
 

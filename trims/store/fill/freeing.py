@@ -29,7 +29,6 @@ class Freeing:
 
     Args:
         workers: Do it.
-        clock: Monotonic seconds.
         stopping: Set when nothing is to be tried again.
     """
 

@@ -56,7 +56,6 @@ class ImageMaker:
 
     Args:
         plans: Conversions that were planned.
-        host: Bytes of the host.
         pace: Rate limiter of images that no request waits for.
         is_awaited: Whether a request waits for a replica; asked again and again while it is made.
         stopping: Set when copies are to stop.

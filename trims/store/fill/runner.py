@@ -87,14 +87,10 @@ class Runner:
     """Workers over tiers.
 
     Args:
-        convert: Begins conversions.
         report: Called with the event each job ends in, from a worker.
         workers: Copies that run at once.
         converters: Conversions in children that are planned or written at once; each may be a process with a framework
             in it. As many more may wait for room. What needs no child takes no converter.
-        pools: Makes the workers.
-        host: Bytes of the host.
-        clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
         pace: Rate limiter of fills that no request waits for; by default without a limit.
         readers: Workers that have just looked into files: one goes on to a header by itself, with no other thread to
@@ -434,7 +430,6 @@ class Runner:
         """Fill now, or as soon as an image that is being freed has given its descriptor back.
 
         Args:
-            pool: Workers.
             source: What to fill it from; None for its artifact.
             in_line: Do nothing if ordinary workers have begun it meanwhile.
         """

@@ -30,7 +30,6 @@ class Workers:
     """All pools of a runner.
 
     Args:
-        pools: Makes the workers.
         copies: Copies that run at once.
         converters: Conversions in children that are planned or written at once; each may be a process with a framework
             in it. As many more may wait for room. What needs no child takes no converter.

@@ -64,7 +64,6 @@ class ArtifactLooks:
         in_place: Artifacts may be served from their own files before they were read.
         real_devices: Frameworks meet NVIDIA's GPUs where a manifest names a device, and no stand-in.
         remote: Fetches addresses; None for a store that has none.
-        clock: Monotonic seconds.
 
     Attributes:
         is_on_host: Returns whether the image of a key can be read on this machine.

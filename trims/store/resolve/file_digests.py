@@ -34,7 +34,6 @@ class FileDigests:
     """Digests of artifacts' files.
 
     Args:
-        catalog: Keeps them.
         trusts: A file whose identity is unchanged is taken to hold the same bytes.
         rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
     """

@@ -114,9 +114,7 @@ class Lookups:
     """All looks that are running.
 
     Args:
-        resolver: Looks.
         found: Called from a worker, once for each ask, with what was found or the error.
-        pools: Makes the workers.
         pace: Rate limiter of files that no request waits for; by default without a limit.
         readers: Workers that look, shared with others that read headers, and not stopped here; by default its own.
         never_fits: Says why an image of at least so many bytes can never serve an ask whose manifest states a place;

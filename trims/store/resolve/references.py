@@ -23,7 +23,6 @@ class References:
     """References of one registry, and what is remembered of them.
 
     Args:
-        clock: Monotonic seconds.
         trust_s: Seconds for which a remembered reference is followed without another look.
 
     Attributes:

@@ -29,7 +29,6 @@ class Resolved:
 
     Attributes:
         name: Row of the registered version (see `Entry.row`), or a path; what catalog and pins know it by.
-        key: Image key.
         artifact: Files and options for the converter.
         recipe: What besides the bytes decides the image.
         python: Interpreter of the environment conversion runs in; None for the daemon's own.

@@ -62,7 +62,6 @@ class Resolver:
         in_place: Artifacts may be served from their own files before they were read.
         real_devices: Frameworks meet NVIDIA's GPUs where a manifest names a device, and no stand-in.
         remote: Fetches addresses; None for a store that has none.
-        clock: Monotonic seconds.
         rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
     """
 
