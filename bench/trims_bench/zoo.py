@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One of them.
+    """Model that client processes ask for.
 
     Attributes:
         folder: Folder that `save_pretrained` wrote.

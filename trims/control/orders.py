@@ -32,7 +32,7 @@ def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def message(kind: type[_Message], **fields: Any) -> _Message:
-    """Return a message with these fields.
+    """Return a message with the given fields.
 
     Raises CallerError for a value of a type that the field lacks, None included.
     """

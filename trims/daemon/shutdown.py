@@ -29,7 +29,7 @@ class Shutdown:
         self._haste: threading.Thread | None = None
 
     def on_signals(self, *numbers: signal.Signals) -> None:
-        """Have these signals ask for the end. For the main thread, once in a process."""
+        """Have the signals ask for the end. For the main thread, once in a process."""
         self._has_signals = True
         signal.set_wakeup_fd(self._asking.fileno(), warn_on_full_buffer=False)
         for number in numbers:

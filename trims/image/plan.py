@@ -173,7 +173,7 @@ def plan_image(
     metadata: Mapping[str, str] | None = None,
     files: Sequence[SourceFile] = (),
 ) -> ImagePlan:
-    """Lay out an image of these tensors.
+    """Lay out an image of the given tensors.
 
     Args:
         sources: In the order in which they will be listed.

@@ -44,7 +44,7 @@ def matching(pattern: str, hint: str, description: str = "") -> Meta:
 
 
 def one_of(names: Sequence[str], description: str = "") -> Meta:
-    """Return the constraint of a text that is one of these."""
+    """Return the constraint of a text that is one of the names."""
     instead = {"enum": list(names)}
     hint = f"one of {', '.join(names)}"
     return about(

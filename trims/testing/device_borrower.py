@@ -67,11 +67,11 @@ class Borrower:
         return bytes.fromhex(self._ask({"op": "read", "offset": offset, "nbytes": nbytes})["bytes"])
 
     def write(self, offset: int, data: bytes) -> None:
-        """Try to change them. Raises LostPeerError if that was the end of the process."""
+        """Try to change the memory. Raises LostPeerError if that was the end of the process."""
         self._ask({"op": "write", "offset": offset, "bytes": data.hex()})
 
     def fill(self, offset: int, value: int, nbytes: int) -> None:
-        """Try to change them by a kernel. Raises LostPeerError if that was the end of the process."""
+        """Try to change the memory by a kernel. Raises LostPeerError if that was the end of the process."""
         self._ask({"op": "fill", "offset": offset, "value": value, "nbytes": nbytes})
 
     def close(self) -> None:

@@ -245,7 +245,7 @@ def steady(setup: Setup) -> Figure:
 
 
 def set_predictor(daemon: DaemonProcess, name: str, **settings: int) -> None:
-    """Register a model again with these settings of its predictor."""
+    """Register a model again with the given settings of its predictor."""
     with daemon.door() as door:
         manifest = door.show(name).manifest
         door.add({**manifest, "predictor": {**manifest.get("predictor", {}), **settings}}, replace=True)

@@ -273,7 +273,7 @@ class _Open:
 
 
 def _close_late(*, whenever_due: bool = True) -> None:
-    """Try to close each of them once more. Needs no lock: if the queue is empty, another thread does the same."""
+    """Try again to close memory that could not be closed. Needs no lock: another thread has what the queue lacks."""
     for _ in range(len(_late)):
         try:
             left = _late.popleft()

@@ -113,7 +113,7 @@ class CallTemplates:
         return self._keeps
 
     async def learn(self, new: Sequence[str]) -> str | None:
-        """Have a template that has imported these, too, take the place of the last one, and keep what it has learned.
+        """Replace the template by one that has imported further modules, and keep what it has learned.
 
         Returns:
             Why it cannot be forked, so that the last one stays; None if it can.
@@ -130,7 +130,7 @@ class CallTemplates:
             write_learned(self._file, {**read_learned(self._file), self._environment: modules})
 
     async def close(self) -> None:
-        """End them all, and wait until they are gone."""
+        """End all templates, and wait until they are gone."""
         for template in self._made:
             template.end_all()
         if self._made:

@@ -99,7 +99,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Have the predictor answer these jobs in one run."""
+    """Have the predictor answer the jobs in one run."""
 
     predictor: int
     jobs: tuple[Job, ...]

@@ -208,7 +208,7 @@ class Rehearsals:
         return None if key in self._refused else self._given.get(key)
 
     def refuse(self, key: DeploymentKey) -> None:
-        """A rehearsal of this deployment has failed: no more of them."""
+        """Make no more rehearsals of a deployment, of which one has failed."""
         self._refused.add(key)
 
     def forget(self, key: DeploymentKey) -> None:

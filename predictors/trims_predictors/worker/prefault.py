@@ -85,7 +85,7 @@ def _places() -> Iterable[tuple[int, int]]:
 
 
 def _own(places: Iterable[tuple[int, int]]) -> Any:
-    """Pages in these places that no other process maps, sorted; a numpy array."""
+    """Pages that no other process maps, sorted; a numpy array."""
     import numpy as np
 
     wanted, found = np.uint64(_PRESENT | _EXCLUSIVE), [np.empty(0, np.int64)]
@@ -101,7 +101,7 @@ def _own(places: Iterable[tuple[int, int]]) -> Any:
 
 
 def copy_ahead(pages: Sequence[int]) -> int:
-    """Have these pages for this process alone; returns how many. Pages that are not mapped any more are left out."""
+    """Copy pages for this process alone; returns how many. Pages that are not mapped any more are left out."""
     madvise, copied = c_library().madvise, 0
     for begin, count in _runs(pages):
         # A call of the kernel and no write: it refuses what is not there, where a write would end the process.

@@ -48,7 +48,7 @@ class BackgroundFills:
         return list(self._at.get(place, {}).values())
 
     def all(self) -> list[Replica]:
-        """Return all of them, oldest first."""
+        """Return all background fills, oldest first."""
         return [replica for replica, _ in self._fills.values()]
 
     def __contains__(self, replica: Replica) -> bool:

@@ -176,7 +176,7 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
 
 
 def is_worth_more(ledger: Ledger, key: str, victims: Iterable[Replica]) -> bool:
-    """Return whether an image is worth more in memory than these replicas, by the same margin."""
+    """Return whether an image is worth more in memory than all victims together, by `MARGIN`."""
     return ledger.demand.of(key) * DISK_MISS_S / MARGIN > sum(_worth(ledger, victim) for victim in victims)
 
 

@@ -146,7 +146,7 @@ class _Parts:
         self._count(len(part))
 
     def keep(self, begin: int, end: int) -> None:
-        """Take these bytes as they are, in one piece with those before them if they are neighbours."""
+        """Take a range of bytes as it is, in one piece with the range before if the two are neighbours."""
         last = self.parts[-1] if self.parts else b""
         if isinstance(last, _Span) and last.end == begin:
             self.parts[-1] = _Span(last.begin, end)

@@ -63,7 +63,7 @@ class WireFile:
         self._window_at = 0
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """Yield every field of the message that is these bytes. Raises ArtifactError if they are none."""
+        """Yield every field of the message in a range of bytes. Raises ArtifactError if it is no message."""
         at = begin
         while at < end:
             self._fields += 1

@@ -58,7 +58,7 @@ def details(notes: Iterable[str], mark: str) -> dict[str, str]:
 
 
 def is_within(name: str, packages: Iterable[str]) -> bool:
-    """Return whether a module is one of these, or lies in one."""
+    """Return whether a module is one of the packages, or lies in one."""
     return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 

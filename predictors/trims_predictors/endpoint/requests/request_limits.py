@@ -30,7 +30,7 @@ def check_count(what: str, count: int, most: int) -> None:
 
 
 def check_fields(message: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise CallerError for a field that is none of these: what it asks for would be ignored.
+    """Raise CallerError for an unknown field: what it asks for would be ignored.
 
     Args:
         message: An object of a request.

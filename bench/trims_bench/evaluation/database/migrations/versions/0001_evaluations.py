@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Make the tables."""
     op.create_table(
         "stacks",
         sa.Column("digest", sa.String(64), primary_key=True),
@@ -70,6 +70,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them, with all that they hold."""
+    """Drop the tables, with all that they hold."""
     for name in ("documents", "spans", "samples", "evaluations", "stacks"):
         op.drop_table(name)
