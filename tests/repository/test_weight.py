@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 53053,
-    "client/trims_client": 5015,
-    "predictors/trims_predictors": 20464,
-    "bench/trims_bench": 13817,
+    "trims": 52894,
+    "client/trims_client": 4995,
+    "predictors/trims_predictors": 20413,
+    "bench/trims_bench": 13809,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
