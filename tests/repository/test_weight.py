@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 52894,
-    "client/trims_client": 4995,
+    "trims": 52873,
+    "client/trims_client": 4986,
     "predictors/trims_predictors": 20413,
     "bench/trims_bench": 13809,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
-LONG_FILES = 32
+LONG_FILES = 28
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
 FULL_ROOMS: set[str] = set()

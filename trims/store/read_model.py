@@ -44,13 +44,11 @@ class ReplicaView:
     """One replica.
 
     Attributes:
-        waiters: Requests that wait for it.
         idle_s: Seconds since its last use; 0 while it is held.
         keep_left_s: Seconds until its keep-alive ends; None if it stays until its room is needed.
         digest: blake3 of the image; empty while it is not sealed.
         location: Where its bytes are, for a person; empty while they are nowhere.
         device: UUID of the device it lies on, if any.
-        names: All names that stand for its image.
         leases_by_session: How many leases each session holds.
         story: The steps it went through, if they were asked for.
     """
@@ -79,7 +77,6 @@ class TierView:
 
     Attributes:
         charged_bytes: What its replicas take, those that are leaving included.
-        leases: Leases of replicas that lie there.
     """
 
     place: Place
@@ -123,8 +120,8 @@ class LoadView:
 
     Attributes:
         phase: `resolving`, `fetching`, `queued`, `filling`, or the state of the replica.
-        fetched_bytes: Over a network, now.
-        bytes_per_s: Lately, of those.
+        fetched_bytes: Bytes that came over a network, now.
+        bytes_per_s: Rate of the last seconds over the network.
         left_s: Seconds until the end at this rate; None if that is unknown.
     """
 
@@ -142,8 +139,7 @@ class NameView:
 
     Attributes:
         key: Image key; empty if the name was never looked into.
-        format: Format of the artifact; empty if it was not looked at in this life of the daemon; see
-            `ReadModel.format_of`.
+        format: Format of the artifact; empty if nothing looked since the daemon's start; see `ReadModel.format_of`.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
         files: Known files of the artifact, the main one first; empty if the name was never looked into.
@@ -160,10 +156,7 @@ class ReadModel:
     """Views of one store.
 
     Args:
-        shell: Has their lock, and what is remembered of images.
-        runner: Knows the memory.
-        catalog: Knows the names.
-        resolver: Knows what names stand for.
+        shell: Has the lock of the books, and what is remembered of images.
     """
 
     def __init__(
@@ -395,10 +388,7 @@ class ReadModel:
             return found is not None and found.id == replica and found.state is State.SEALED
 
     def extent(self, replica: ReplicaId) -> Extent | None:
-        """Return the memory of a sealed replica.
-
-        Read it through `Extent.reader`: it may be given back at any moment.
-        """
+        """Return the memory of a sealed replica. Read it by `Extent.reader`: it may be given back at any moment."""
         return self._runner.sealed.get(replica)
 
 

@@ -37,15 +37,11 @@ class MappedImages:
     """All mappings of a session.
 
     Attributes:
-        lock: Guards this object; reentrant. Never held during a request to the daemon, which may hang, because a close
-            needs the lock.
+        lock: Guards this object; reentrant. A close needs it, so no request to the daemon, which may hang, holds it.
         untold: Lost mappings that were not reported to the user yet.
-        upgrades: Images that lie at a better place now, by the daemon's events. Events come in any thread; the watch
-            thread sees to them.
-        postponed: Mappings whose leases cannot be taken up yet, and the connections that said so. The watch thread asks
-            again.
-        collect: Closes device memory that was given back or could not be closed earlier; None before device memory was
-            opened.
+        upgrades: Images that lie at a better place now. Events come in any thread; the watch thread sees to them.
+        postponed: Mappings whose leases the watch thread takes up later, and the connections that refused them.
+        collect: Closes device memory that was given back or could not be closed; None before any was opened.
     """
 
     def __init__(self) -> None:
@@ -84,8 +80,6 @@ class MappedImages:
         """Map the granted segment, or share the existing mapping. Takes ownership of the descriptor.
 
         Args:
-            channel: The connection that granted.
-            fd: The descriptor that came with the grant.
             export: Asks the daemon, by the lease's number, for the device memory; called once for each mapping.
             pages: Asks the daemon, by the lease's number and the file's, for pages of an artifact's file that did not
                 come with the grant. The descriptors of either are closed here.
@@ -163,10 +157,7 @@ class MappedImages:
         return mapping
 
     def _map_given(self, image: Image, fd: int, nbytes: int, answer: Message) -> MappedImage:
-        """Map the head, and behind it the pages that came with the grant.
-
-        Pages that are mapped are taken out of `answer`.
-        """
+        """Map the head, and behind it the pages that came with the grant, which are taken out of `answer`."""
         from trims.memory.pages import Pages
 
         left: list[tuple[int, int, int, int]] = answer["pages"]
@@ -230,7 +221,6 @@ class MappedImages:
         The leases that the channel has granted for it so far are given back, or the new one if nothing was changed.
 
         Args:
-            channel: The connection that granted.
             fd: The descriptor that came with the grant; it stays the caller's.
 
         Raises:

@@ -3,10 +3,9 @@
 Dense weights are stored as bytes, in the model's file or beside it. What is left of the model when they are taken out
 becomes the program. Those of the model's file are declared there as external data in no file, and a session feeds them
 from the mapped pages. Those of other files stay declared as they are: ONNX Runtime maps such files by itself, which
-costs less than to be fed, and a session feeds them only where it cannot see these very files. Nothing is optimized;
-that is a conversion's. Read are the graph without weights and the head of each initializer. No protobuf and no ONNX.
-Not covered: weights in attributes of nodes and in subgraphs, which stay in the program with all
-that is not dense, and external data there, which takes a conversion.
+costs less than to be fed, and a session feeds them only where it cannot see these very files. Nothing is optimized.
+Read are the graph without weights and the head of each initializer. Not covered: weights in attributes of nodes and in
+subgraphs, which stay in the program with all that is not dense, and external data there, which takes a conversion.
 """
 
 from __future__ import annotations
@@ -70,8 +69,6 @@ class OriginalGraph:
         files: The files of the latter by their locations: device, inode, length and time in ns of each.
         main: Device, inode, length and time in ns of the model's file.
         inputs: What to feed a session, which are those without an initializer: name, dtype and shape of each.
-        outputs: Name, dtype and shape of each output.
-        metadata: The model's own strings.
     """
 
     sources: list[SourceTensor]
@@ -351,12 +348,10 @@ class _Reader:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _number(self, each: Field) -> int:
-        """Read a signed number of 64 bits."""
         value = self._file.varint(each.begin, each.end)[0] & (1 << 64) - 1
         return value - (1 << 64) if value >> 63 else value
 
     def _numbers(self, each: Field) -> list[int]:
-        """Read one number, or many that are packed."""
         if each.wire == VARINT:
             return [self._number(each)]
         if each.wire != LENGTH or each.nbytes > 10 * MAX_DIMENSIONS:

@@ -1,15 +1,13 @@
 """Names that are being looked into: one look for each name and epoch, and deadlines that hold meanwhile.
 
-Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
-in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. They are those
-that read headers, too: the thread that has looked into a file goes on to its header. Paths need no registry, and do not
-wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have workers apart, so that
-short files, and models that are known, do not wait for them. These read a part of a file at a time, tenants in turn and
-the sessions of each in turn, so that the terabytes of one hold up no other. What the headers show to be too large for
-an ask is refused before it is read. Files that are hashed behind their readers have one worker for each mount point and
-a rate limiter, until a request waits for one of them. A file that no ask waits for any more, because its client is gone
-or its deadline has passed, is not read to its end. How far it was read is remembered, so that a client that asks again
-and again comes to the end. Not covered: what looking means (`resolve`), and how a file is read in parts (`hashing`).
+Looking may take minutes (a builder, a large file) or hang for ever (a dead network mount). So looks run in workers, and
+each mount point has its own, which read headers, too: what hangs on one file system holds up no other. Paths need no
+registry, and do not wait for a slow registry's names. Files that take long to hash have workers apart, so that short
+files do not wait for them. These read a part of a file at a time, tenants in turn and the sessions of each in turn: one
+with terabytes holds up no other. What headers show to be too large for an ask is never read. Files that are hashed
+behind their readers have one worker for each mount point and a rate limiter, until a request waits for one. A file that
+no ask waits for any more is not read to its end; how far it was read is remembered, so that a client that asks again
+comes to the end. Not covered: what looking means (`resolve`), reading in parts (`hashing`).
 """
 
 from __future__ import annotations
@@ -66,10 +64,8 @@ class _Look:
     Attributes:
         digest: Whether the files must be read, if their digests are not known.
         behind: No request waits for it, only the store itself.
-        running: A worker has begun it.
-        progress: How far its files were read.
-        tenant: In whose line it was put last.
-        tenants: In whose lines it stands; None stands for those without a tenant.
+        tenant: Tenant in whose line it was put last.
+        tenants: Tenants in whose lines it stands; None stands for those without a tenant.
     """
 
     name: str
@@ -117,8 +113,7 @@ class Lookups:
         found: Called from a worker, once for each ask, with what was found or the error.
         pace: Rate limiter of files that no request waits for; by default without a limit.
         readers: Workers that look, shared with others that read headers, and not stopped here; by default its own.
-        never_fits: Says why an image of at least so many bytes can never serve an ask whose manifest states a place;
-            None if it may. By default it always may.
+        never_fits: Says why an image of at least so many bytes never fits an ask with a stated place; None if it may.
     """
 
     def __init__(
@@ -219,7 +214,6 @@ class Lookups:
             self._give_up(look)
 
     def _ends(self, look: _Look) -> None:
-        """Let no request join the look any more."""
         if self._looks.get((look.name, look.digest)) is look:
             del self._looks[look.name, look.digest]
 
@@ -341,7 +335,6 @@ class Lookups:
         self._end(look, result)
 
     def _go_on_later(self, look: _Look, where: str) -> None:
-        """Go on once others have had their turn: a long file is to be read, or read on."""
         with self._lock:
             look.running = False
             if not self._is_wanted(look):
