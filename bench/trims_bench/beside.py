@@ -17,7 +17,7 @@ class Beside:
 
     Args:
         do: One round. It gets an event that is set once the rounds are to end, to wait on instead of sleeping.
-        pause_s: Between two rounds.
+        pause_s: Seconds between two rounds.
     """
 
     def __init__(self, do: Callable[[threading.Event], object], *, pause_s: float = 0.0) -> None:

@@ -39,8 +39,8 @@ class FileServer:
     """A server that runs.
 
     Attributes:
-        port: Without TLS.
-        slow_port: With a limit of bandwidth for each connection.
+        port: Port without TLS.
+        slow_port: Port with a limit of bandwidth for each connection.
         sent_log: Bytes that it has sent there, a line for each answer.
         certificate: Self-signed: it is the certificate of its authority, too.
     """

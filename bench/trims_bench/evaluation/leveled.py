@@ -237,8 +237,8 @@ class Leveled:
     """Runs at all levels.
 
     Attributes:
-        levels: From `model` down.
-        layers: Their times are of the runs at the level `framework`; those of kernels are of the deepest level's.
+        levels: Levels from `model` down.
+        layers: Layers, timed in the runs at the level `framework`; their kernels in those of the deepest level.
         lacks: Why a level is not there, or not whole: sentences.
         answers_differ: Runs gave different outputs for the same inputs.
     """
@@ -279,7 +279,7 @@ async def runs_at_levels(starter: Starter, model: str, deepest: Level, repeats: 
     """Run a hot predictor at each level, in turns. This process must record everything.
 
     Args:
-        deepest: Below `model`.
+        deepest: Deepest level that was recorded, below `model`.
         repeats: Runs at each level that count; one more does not, in which profilers are loaded.
 
     Raises InternalError if nothing was recorded.

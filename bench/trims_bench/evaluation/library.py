@@ -52,8 +52,8 @@ def evaluate(
     Args:
         model: Registered name; empty to go on with an evaluation.
         inputs: Arrays of each request by name; None for some that are made from a stated seed.
-        tiers: To start from: `file`, `disk`, `cpu`, `gpu`.
-        ways: To start in: `alone`, `fresh`, `template`, `spare`, `hot`, `settled`.
+        tiers: Tiers to start from: `file`, `disk`, `cpu`, `gpu`.
+        ways: Ways to start in: `alone`, `fresh`, `template`, `spare`, `hot`, `settled`.
         repeats: Samples of each.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.

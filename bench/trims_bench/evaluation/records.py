@@ -61,7 +61,7 @@ class Sample:
     """One start.
 
     Attributes:
-        seconds: From nothing to the first answer.
+        seconds: Seconds from nothing to the first answer.
         stages: Seconds of each stage, which add up to `seconds`.
         steady_s: Seconds that the model computed in each run after the first one, with its manifest's steps.
         why_not: Why it does not count; empty if it does.
@@ -90,7 +90,7 @@ class Evaluated:
     """An evaluation as it is kept.
 
     Attributes:
-        samples: In the order in which they were taken, those that do not count with the reason.
+        samples: Samples as they were taken, those that do not count with the reason.
         documents: What else was found, by kind: `LAYERS`, `WORKLOAD`.
         ended: Whether all that was asked was taken, or could not be.
         unreachable: Tiers that could not be brought about, with the reasons.

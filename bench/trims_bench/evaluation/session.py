@@ -63,8 +63,8 @@ class Wish:
     Attributes:
         model: Registered name; empty to go on with an evaluation.
         resume: What the id of the evaluation to go on with begins with; empty for a new one.
-        tiers: To start from, of `tiers.TIERS`.
-        ways: To start in, of `ways.WAYS`.
+        tiers: Tiers to start from, of `tiers.TIERS`.
+        ways: Ways to start in, of `ways.WAYS`.
         repeats: Samples of each tier and way.
         batches: Sizes of requests to a predictor that runs already.
         idle_s: Seconds that a predictor rests to be settled.

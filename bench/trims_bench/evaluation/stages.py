@@ -43,7 +43,7 @@ def partition(trace: Trace, root: Record) -> dict[str, float]:
     """Return the seconds of each stage within a span of a trace. They add up to its length.
 
     Args:
-        trace: With all spans below the root.
+        trace: Trace with all spans below the root.
         root: The whole. Parts of parts beyond their whole's end are cut off there.
     """
     children = trace.children()

@@ -27,9 +27,9 @@ class Part:
     """One part.
 
     Attributes:
-        key: By which it is chosen (`--only`): the numbers and letters of the design notes.
+        key: Name by which it is chosen (`--only`): the numbers and letters of the design notes.
         group: `tests`, `experiments` or `figures`.
-        run: In a process of its own; gives one result, or lines as they are taken.
+        run: Runs in a process of its own; gives one result, or lines as they are taken.
         expected_s: An estimate, from the bytes it moves and the processes it starts. No device has confirmed it.
     """
 

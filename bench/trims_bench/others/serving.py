@@ -42,7 +42,7 @@ class Other:
     Attributes:
         path: Where it takes requests for the model `dense`.
         speaks_v2: Whether it takes those of the Open Inference Protocol; else `{"x": ...}` for `{"y": ...}`.
-        command: From Python's path, a folder of its own, the weights and a port.
+        command: Makes the command from Python's path, a folder of its own, the weights and a port.
         shares: Whether it has the packages of this environment beside its own: both sides run the same framework.
     """
 

@@ -139,7 +139,7 @@ class CrowdedBooks(DrivenBooks):
         shared: Replicas that many sessions read.
         sole: Replicas that one session reads, each with its last lease.
         waiters: Opens with a deadline that wait.
-        one_image: They wait for one image that needs the whole place; else each for an image of its own.
+        one_image: Whether they wait for one image that needs the whole place; else each for an image of its own.
 
     Attributes:
         sole: The last leases, oldest first.

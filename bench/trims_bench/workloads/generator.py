@@ -135,7 +135,7 @@ class Generator:
     """Load of one order.
 
     Args:
-        door: To the command: it takes records, and may ask for the end.
+        door: Connection to the command, which takes records, and may ask for the end.
         scheduling: The kernel's policy for this process, for the report.
     """
 

@@ -40,7 +40,7 @@ class Driven:
 
     Attributes:
         ended: `done`, `interrupted` (by Ctrl-C), `stopped` (by `watch`), or why the generator ended before its time.
-        connections: At once, the most there were.
+        connections: Most connections that were open at once.
         cpu_s: Processor time of the generator.
         scheduling: Policy of the kernel for it: `fifo` if this user may have it, else `other`; empty if not known.
     """

@@ -56,7 +56,7 @@ class Order:
         most_requests: After how many a closed loop ends.
         most_ns: After which time a closed loop ends.
         deadline_ns: Time from a request's intended time after which no answer to it is waited for.
-        most_connections: At once. A request that finds none free is sent late.
+        most_connections: Connections at once. A request that finds none free is sent late.
         connections_ahead: Made before the beginning.
     """
 

@@ -38,7 +38,7 @@ class ModelLoad:
     """One model's part of a load.
 
     Attributes:
-        answered: Without an error.
+        answered: Requests that were answered without an error.
         cold: Answers for which a predictor was started; None if the answers do not say it.
         latency: Latency of the answers; None without answers.
     """
@@ -66,7 +66,7 @@ class Workload:
         scheduled: Requests that were to be sent; of a closed loop those that were.
         requests: Requests that were due before the end.
         late: How many left more than 1 ms after their intended time, or never.
-        answered: Without an error.
+        answered: Requests that were answered without an error.
         errors: How many failed, by status of HTTP or `refused`, `closed` (in the middle of an answer), `deadline`,
             `unsent` (no connection was free), `no_http`, `no_connection`, `stopped` (on their way at an early end).
         rate_asked: Requests per second of the schedule; None for a closed loop.

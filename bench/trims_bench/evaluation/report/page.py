@@ -37,7 +37,7 @@ def as_html(evaluations: Sequence[Evaluated], *, compare: bool = False) -> str:
     """Return evaluations as one HTML document.
 
     Args:
-        evaluations: In the order in which they are shown.
+        evaluations: Evaluations, in the order in which they are shown.
         compare: The first two are compared at the top.
 
     Raises NotSupportedError if matplotlib is not installed.

@@ -30,7 +30,7 @@ def picture(evaluated: Evaluated, form: str) -> bytes:
     """Return the picture of an evaluation's starts.
 
     Args:
-        evaluated: With at least one sample that counts; without, the picture says so.
+        evaluated: Evaluation, whose picture says so if no sample counts.
         form: `svg` or `png`.
 
     Raises NotSupportedError if matplotlib is not installed.

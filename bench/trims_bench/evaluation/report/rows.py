@@ -30,7 +30,7 @@ class Row:
 
     Attributes:
         batch: Size of the requests.
-        seconds: From nothing to the first answer.
+        seconds: Seconds from nothing to the first answer.
         stages: Seconds of each stage, in the order of a start, of the sample that is nearest to the median.
         ideal_s: Median of the runs after the first one: computing alone.
         share_of_ideal: `ideal_s` as a part of the whole.
