@@ -54,7 +54,7 @@ class CloudEvent(NamedTuple):
     """A CloudEvent.
 
     Attributes:
-        attributes: By name, without `ce-`; `datacontenttype` if the event states one.
+        attributes: Values by name, without `ce-`; `datacontenttype` if the event states one.
         kind: What its data becomes: one of `KINDS`.
         data: Content in the form of its content type.
     """

@@ -32,7 +32,7 @@ class Loss(NamedTuple):
 
     Attributes:
         message: Why, as `Weights.lost` says.
-        name: By which the model was opened.
+        name: Name by which the model was opened.
     """
 
     message: str

@@ -42,7 +42,7 @@ class Suspended:
         weights: Open. Nothing reads them until `wake` has returned True; a read kills the process.
 
     Raises:
-        NotSupportedError: They lie on a device, are shared by other weights of the process, or are no mapped file.
+        NotSupportedError: The weights lie on a device, are shared by others of the process, or are no mapped file.
         OSError: The kernel refused.
     """
 
