@@ -43,7 +43,7 @@ class Template:
     """One template's process.
 
     Args:
-        modules: To import at once.
+        modules: Modules to import at once.
         gives_way: No request waits for it: until it is ready it takes little of a processor that others want.
 
     Attributes:

@@ -63,7 +63,7 @@ class PredictorProcess:
 
     Args:
         pid: Number of the process, which leads a group of its own.
-        pidfd: To that process; closed at its end.
+        pidfd: Pidfd of that process; closed at its end.
         how: `hot`, `device_spare`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
         lifeline: Lifeline of its group; closed at its end. None if nothing ties it to this process.

@@ -78,7 +78,7 @@ class Invocation:
     Attributes:
         answer: JSON.
         start: What the process was before: `forked`, `spawned` (a fresh Python process) or `running`.
-        total_s: From no process, or from the event if there was one, to the answer.
+        total_s: Seconds from no process, or from the event if there was one, to the answer.
         stages: Seconds: `process_s` until the process takes orders, `connect_s`, `open_s`, `import_s` of the handler's
             file, `load_s` until the model is what the handler gets, `handler_s`, and `other_s` between the processes.
         resident: Whether the weights were there already; None for a warm one.

@@ -23,7 +23,7 @@ def listed_variables(names: str | None = None, given: Mapping[str, str] | None =
     """Return the variables that manifests may name, with their values; None for one that is not set.
 
     Args:
-        names: With commas between; None for those of the variable `TRIMS_MODEL_VARIABLES`.
+        names: Names with commas between; None for those of the variable `TRIMS_MODEL_VARIABLES`.
         given: The environment; None for this process's.
 
     Raises ConfigError for what is no name of a variable.

@@ -38,7 +38,7 @@ class Event:
         parent: Id of the event that it is a part of; `RUN` for the run itself.
         kind: `LAYER`, `OPERATOR`, `CALL` or `KERNEL`.
         name: Name of the layer, operator, function or kernel.
-        start_ns: On the clock of `time.monotonic_ns`.
+        start_ns: Start on the clock of `time.monotonic_ns`.
         thread: Thread of the processor, or stream of the device, as the profiler names it.
         is_joined: Whether its parent is known by an id; if not, it only ran meanwhile.
     """

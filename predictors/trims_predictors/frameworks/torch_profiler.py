@@ -46,7 +46,7 @@ class Activity:
     Attributes:
         category: Kineto's `cat`.
         name: Name of the operator, function or kernel.
-        start_ns: On Kineto's clock, which counts from 1970.
+        start_ns: Start on Kineto's clock, which counts from 1970.
         thread: Thread of the processor; for kernels the stream.
         external: External id of the operator itself, or of the one that it was made in; 0 for none.
         correlation: CUPTI's id of a call and of what it launched; 0 for none.
@@ -88,7 +88,7 @@ def profile_of(
     """Return the profile of a run.
 
     Args:
-        layers: By the number in the name of their range; `RUN` stands for the run and needs none.
+        layers: Layers by the number in the name of their range; `RUN` stands for the run and needs none.
         offset_ns: What must be added to Kineto's times for those of `time.monotonic_ns`.
         has_device: Kineto has watched a device.
     """

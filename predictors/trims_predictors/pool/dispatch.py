@@ -74,7 +74,7 @@ class Running:
 
     Attributes:
         began_s: When it was asked for, on the clock of `time.perf_counter`.
-        warm: They were there before.
+        warm: Whether the weights were there before.
         stages: Seconds that the parts of its start took.
         keep_alive_s: What the last request said of it.
         stops: A run of it ends early if it is asked to.

@@ -44,7 +44,7 @@ class StepContext:
     Attributes:
         attributes: `attributes` of the manifest.
         folder: Folder of the manifest; empty if it has none.
-        given: In `postprocess`: the tensors that the predictor was given, after `preprocess`.
+        given: Tensors that the predictor was given, after `preprocess`; for steps of `postprocess`.
     """
 
     model: str
@@ -168,7 +168,7 @@ class Chain:
 
         Args:
             data: Name -> array, which stay as they are unless a function writes to them.
-            given: In `postprocess`, what the predictor was given: steps find there what `data` lacks.
+            given: What the predictor was given, in `postprocess`: steps find there what `data` lacks.
 
         Raises:
             CallerError: A tensor of the request is wrong; the message names step, tensor and remedy.

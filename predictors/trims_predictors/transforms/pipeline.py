@@ -52,7 +52,7 @@ class Stages:
     """Seconds that the parts of one operation took.
 
     Attributes:
-        bare: They are no spans of their own: who records them makes spans of `seconds` and `begins_ns`.
+        bare: Whether they are no spans of their own: who records them makes spans of `seconds` and `begins_ns`.
         begins_ns: When each of `seconds` began, on the clock of `time.monotonic_ns`.
     """
 

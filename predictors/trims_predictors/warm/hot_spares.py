@@ -78,7 +78,7 @@ class Demand:
         Args:
             stated: Models that may have some -> how many their manifests state; None for by demand.
             most: Bound of all together. Stated ones come first: one for each model, then the rest.
-            now_s: On the clock of `started`.
+            now_s: Moment on the clock of `started`.
         """
         self._counts = {model: at for model, at in self._counts.items() if self.count(model, now_s) > _NOTHING}
         chosen = _shared_out({model: number for model, number in stated.items() if number}, most)

@@ -85,7 +85,7 @@ def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes
 
     Args:
         limits: What they may cost.
-        now_s: On the clock of `used_s`.
+        now_s: Moment on the clock of `used_s`.
         other_bytes: Bytes of templates that serve no more, or not yet: they count, but cannot be ended.
     """
     for each in usages:

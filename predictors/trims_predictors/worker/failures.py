@@ -34,7 +34,7 @@ def failed(error: TrimsError, remedy: str = "", cause: BaseException | None = No
     """Return the message about an error, with what helps against it.
 
     Args:
-        error: To report.
+        error: Error to report.
         remedy: Words for what helps; empty for none.
         cause: Exception of the model's code that it comes from, whose facts (`Raised`) are reported beside it.
     """

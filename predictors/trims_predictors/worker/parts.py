@@ -23,7 +23,7 @@ class Parts:
     """Sender of the parts of one answer.
 
     Args:
-        sock: To the supervisor. While a run goes on, it says `stop` there, or lets go.
+        sock: Socket to the supervisor. While a run goes on, it says `stop` there, or lets go.
         wanted: Whether parts are to be sent.
         own: Number of this process.
         share: Has frameworks compute with so many threads; the supervisor may ask for that while a run goes on.

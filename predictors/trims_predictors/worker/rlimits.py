@@ -20,7 +20,7 @@ def limit_memory(more_bytes: int) -> None:
     does on a machine without memory.
 
     Args:
-        more_bytes: Beyond what it has now.
+        more_bytes: Bytes beyond what it has now.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most_bytes = _data_bytes() + more_bytes

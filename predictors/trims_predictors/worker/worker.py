@@ -86,7 +86,7 @@ class Worker:
     """Carries out what its socket says.
 
     Args:
-        sock: To the supervisor.
+        sock: Socket to the supervisor.
         runtime_dir: Folder of the daemon's sockets.
         keeps_memory: The allocator keeps what is freed, so that memory may be taken ahead.
         confined: Whether it is in a namespace, which its errors may come from.

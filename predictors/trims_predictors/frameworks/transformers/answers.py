@@ -22,7 +22,7 @@ class Parts(NamedTuple):
     """Parts of a model from which its task's code is made.
 
     Attributes:
-        module: On shared weights, in eval mode.
+        module: Module on shared weights, in eval mode.
         described: Files of the model's folder.
         folder: A folder with these files, until the model is loaded.
         options: `predictor.options` of the manifest.
