@@ -32,7 +32,7 @@ class FollowedFiles:
 
     Args:
         what: Names them in the log.
-        paths: Their paths.
+        paths: Paths of the files.
         read: Reads and checks them, and returns what takes them over. Raises TrimsError, OSError or ValueError.
     """
 

@@ -60,7 +60,7 @@ class Tenant:
 
     Attributes:
         name: Lower-case letters, digits and hyphens.
-        users: Their numbers; `ANY_USER` for all that no tenant lists.
+        users: Numbers of its users; `ANY_USER` for all that no tenant lists.
         tokens: SHA-256 of each bearer token, in hexadecimal.
         models: Patterns of the models that it may open, as of a shell.
         quota: What its sessions may hold in the daemon.

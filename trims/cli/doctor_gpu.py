@@ -46,7 +46,7 @@ class Facts:
         variables: Environment variables that hide devices.
         packages: Distribution -> version, those that matter and are installed.
         versions: Versions of the driver; None if it does not say.
-        surveyed: By NVML; partitioned GPUs and their parts.
+        surveyed: Devices that NVML lists; partitioned GPUs and their parts.
     """
 
     library: bool = True

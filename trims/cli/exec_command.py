@@ -24,7 +24,7 @@ def launch(words: Sequence[str]) -> int | None:
     """Start the program of a command line; never returns then.
 
     Args:
-        words: Behind `trims exec`.
+        words: Words behind `trims exec`.
 
     Returns:
         An exit status if the program cannot be started; None if these are no words of the usual form.

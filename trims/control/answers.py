@@ -167,7 +167,7 @@ class Aliases:
     """Versions and aliases of a model.
 
     Attributes:
-        versions: In the order in which they were registered.
+        versions: Versions, in the order in which they were registered.
         aliases: The plain name first.
         unconfirmed: Watchers of models, such as endpoints, that did not confirm a switch within two seconds, or never
             confirm any: requests that reach them may still get what the name led to before.
@@ -316,7 +316,7 @@ class Loading:
 
     Attributes:
         phase: `resolving`, `fetching`, `queued`, `filling`, `pushing` or `done`.
-        replica: With `done`.
+        replica: Replica, with the phase `done`.
         fetched_bytes: Part of `done_bytes` that comes over a network, now.
         bytes_per_s: Rate of those.
         left_s: Seconds until the end at this rate; None if that is unknown.
@@ -341,7 +341,7 @@ class Transfer:
     Attributes:
         what: `look`, `fetch`, `image` or `push`; `damaged` for files that are not what their source states.
         done_bytes: There by now.
-        total_bytes: In all; 0 while that is unknown.
+        total_bytes: Bytes in all; 0 while that is unknown.
         fetched_bytes: Over the network, by this transfer.
         bytes_per_s: Lately.
         left_s: Seconds until the end at this rate; None if that is unknown.
@@ -404,7 +404,7 @@ class ModelChange:
     """Models changed: registered, replaced, removed, with another image, or with other inputs and outputs.
 
     Attributes:
-        names: Their names.
+        names: Names of the models that changed.
         all: Too many changed to name them.
         outside: Manifests may also change where the daemon does not notice it.
         watch: Number of the watch; 0 from an older daemon, which takes no confirmation.
@@ -425,7 +425,7 @@ class Report:
     Attributes:
         findings: A sentence for each fault; none is good news.
         verified_bytes: How many bytes were read and verified.
-        verified_by: They by the way in which they were: `blake3` on the host; or, for what a device sums up itself,
+        verified_by: Counts by the way of verifying: `blake3` on the host; or, for what a device sums up itself,
             `products` or `plain`, or `host` if the host summed the same bytes up again. Empty from an older daemon.
     """
 

@@ -26,7 +26,7 @@ class Problem(NamedTuple):
     """One thing that is wrong with a manifest.
 
     Attributes:
-        line: From 1.
+        line: Number of the line, from 1.
         field: Path of the field, such as `artifact.path`; empty for the whole.
         message: What is wrong, and the remedy.
     """

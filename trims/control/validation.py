@@ -37,7 +37,7 @@ class Checked(NamedTuple):
 
     Attributes:
         name: Name of the model; empty if the file does not say it.
-        problems: In the order of lines; empty for a manifest that is right.
+        problems: Problems in the order of lines; empty for a manifest that is right.
     """
 
     file: Path

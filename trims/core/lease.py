@@ -41,7 +41,7 @@ class Waiter:
             served while the daemon drains.
         modest: Whether it can be served at another place of the host as well: nothing that is worth more leaves memory
             for it, and it does not wait for leases of others to end.
-        tenant: On whose behalf; None for the daemon's own user, and for residency itself.
+        tenant: Tenant that asks; None for the daemon's own user, and for residency itself.
         avoids: A device that the session cannot use just now; any other one is better.
         others: Devices that can serve it instead, best first, if it asked for any; None if it named one, or the host.
     """

@@ -87,7 +87,7 @@ class Replica:
         cost_s: Seconds the last fill took: what losing the replica would cost.
         leases: Numbers of the leases that hold it.
         borrowers: Fills that read from it, as (place, generation): the internal lease of a promotion.
-        waiters: By ticket, in order of arrival.
+        waiters: Waiters by ticket, in order of arrival.
         impatient: The waiters that have no deadline.
         promotions: How many of the waiters are promotions.
         modest: How many of the waiters can be served elsewhere as well.

@@ -62,12 +62,12 @@ class Made:
     """An environment that is ready.
 
     Attributes:
-        python_version: In full: `3.11.7`.
+        python_version: Version in full: `3.11.7`.
         platform: `linux-x86_64`.
         versions: Package -> version, as locked.
         tool: What made it: `uv 0.5.1`.
         trims: The version of trims that made it.
-        nbytes: On disk when it was made.
+        nbytes: Bytes on disk when it was made.
         created_s: When, in seconds since 1970.
     """
 

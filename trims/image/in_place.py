@@ -47,7 +47,7 @@ class FilePages:
     Attributes:
         file: File, which must still be the one that was described.
         begin: Where the first page lies in the image.
-        nbytes: From there to the end of the file's last tensor.
+        nbytes: Bytes from there to the end of the file's last tensor.
         offset: Offset of the first page in the file.
     """
 

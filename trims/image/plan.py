@@ -176,7 +176,7 @@ def plan_image(
     """Lay out an image of the given tensors.
 
     Args:
-        sources: In the order in which they will be listed.
+        sources: Tensors, in the order in which they will be listed.
         program: The graph, if the model has one.
         metadata: Strings kept in the header beside trims' own.
         files: Files that `fill` functions read; spans name theirs themselves.

@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         way: `products` or `plain` for the device's kernels and `host` for the host's sum of the checksum, or `blake3`.
-        found: In hex, of the bytes as they are.
+        found: Sum of the bytes as they are, in hex.
         expected: Sum of the bytes that were sealed, in hex.
     """
 

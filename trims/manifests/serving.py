@@ -89,7 +89,7 @@ class Signature:
     Attributes:
         inputs: Empty if they are not known.
         outputs: Empty in the same way.
-        seen: They are those of a run, with any length for each dimension: others may be right as well.
+        seen: Whether they are those of a run, with any length for each dimension: others may be right as well.
     """
 
     inputs: tuple[TensorType, ...] = ()

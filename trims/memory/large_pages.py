@@ -61,7 +61,7 @@ class LargePages:
             promised and the range must be written through the file.
 
         Raises:
-            OSError: With ENOSPC when the file system is full.
+            OSError: ENOSPC when the file system is full.
         """
         whole_end = end - end % LARGE_PAGE_BYTES
         if self._refused or begin == whole_end:

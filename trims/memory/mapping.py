@@ -32,7 +32,7 @@ class FileMapping:
 
     Args:
         fd: Open for what is asked; the mapping does not need it afterwards.
-        nbytes: At least 1, and not more than the file has.
+        nbytes: Length, at least 1, and not more than the file has.
         write: Writes go to the file.
         private: Copy-on-write: writable, and no other process sees it.
         align: Whether to align; None where it pays.

@@ -55,7 +55,7 @@ def run_ours(
 
     Args:
         module: Dotted name.
-        arguments: In `sys.argv` from index 1 on.
+        arguments: Rest of `sys.argv`, from index 1 on.
         packages: Folders of our packages by name, the first first; None for trims alone.
         python: Interpreter; empty for this one.
         flags: Given to the interpreter.
@@ -83,7 +83,7 @@ def run_code(code: str, *arguments: str, python: str | os.PathLike[str] = "", fl
 
     Args:
         code: Statements; none may be a `from __future__ import`.
-        arguments: In `sys.argv` from index 1 on.
+        arguments: Rest of `sys.argv`, from index 1 on.
         python: Interpreter; empty for this one.
         flags: Given to the interpreter.
     """

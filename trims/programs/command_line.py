@@ -34,7 +34,7 @@ class Program:
         interpreter: Path of it, absolute, with its symbolic links: a virtual environment is found by it.
         argv: The command line as the interpreter is given it.
         flags: Flags of the interpreter, each by itself.
-        arguments: From the first on that is no flag: a script, or `-m MODULE`, `-c CODE` or `-`.
+        arguments: Words from the first on that is no flag: a script, or `-m MODULE`, `-c CODE` or `-`.
         comm: Name of the process, as the kernel sets it.
         folder: What `sys.path` begins with; empty for an archive.
     """

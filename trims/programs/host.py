@@ -56,9 +56,9 @@ class Start:
     """One start of a program.
 
     Attributes:
-        conn: To the caller.
+        conn: Connection to the caller.
         nonce: What the caller must answer with a proof that it knows the template's token.
-        plans: To the fork, which reads there what it becomes; None before the caller has said hello.
+        plans: Socket to the fork, which reads there what it becomes; None before the caller has said hello.
         template: Template that forks.
         files: Files that it depends on.
         verdict: Why the fork must not be used; empty if it may be, None before that is known.

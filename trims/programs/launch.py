@@ -57,7 +57,7 @@ class Launch:
     """One start.
 
     Args:
-        command: To execute.
+        command: Command to execute.
         runtime_dir: The daemon's; empty for the usual one.
         why: Print to standard error which way was taken.
         keep_alive_s: Seconds for which a template that this start makes is kept without being used.

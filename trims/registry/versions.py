@@ -58,7 +58,7 @@ class Versions:
 
     Attributes:
         registered: Versions in the order in which they were registered.
-        aliases: By label; the plain name's is `PLAIN`.
+        aliases: Versions by label; the plain name's is `PLAIN`.
     """
 
     name: str

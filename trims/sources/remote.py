@@ -40,7 +40,7 @@ class Fetched:
     """Content of an address, as it was fetched.
 
     Attributes:
-        pinned: With its version, as far as its scheme has a way.
+        pinned: Address with its version, as far as its scheme has a way.
         files: Paths on this machine, by name below the address; empty for an image, which has none here.
         folder: Where the files lie under their names.
         pushed: The image was pushed there by this daemon.

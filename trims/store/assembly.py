@@ -146,7 +146,7 @@ def build_store(
         policies: One instance for each place.
         resolver: Names to images.
         catalog: Keeps what is remembered between lives.
-        settings: By default those of `StoreSettings`.
+        settings: Settings of the store; the defaults of `StoreSettings` if None.
         quotas: What each tenant may hold, by its name.
     """
     settings, world = settings or StoreSettings(), surroundings or Surroundings()

@@ -131,7 +131,7 @@ class Opens:
                 host the image lies, and a load brings it to shared memory.
             deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
             lease: Whether a lease is wanted; if not, the model is only loaded.
-            tenant: On whose behalf; None for the daemon's own user.
+            tenant: Tenant that asks; None for the daemon's own user.
             verified: Read the artifact before the answer, whatever the daemon trusts.
             hint: An open is going to follow, and waits for nothing yet. With no place, an artifact that has no image
                 is made ready to be served from its own files, as that open will be: a conversion would take the

@@ -37,7 +37,7 @@ class Pool(Protocol):
         """Have it run soon, in another thread; False if the pool has stopped. Never blocks, never raises.
 
         Args:
-            tenant: On whose behalf; None for the daemon's own user.
+            tenant: Tenant that asks; None for the daemon's own user.
         """
         ...
 

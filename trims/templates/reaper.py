@@ -64,7 +64,7 @@ def guarded(lifeline: int, sock: int) -> Told:
 
     Args:
         lifeline: This process's end. The guard only looks at it.
-        sock: To the supervisor. The guard must not hold it, or the end of the other process would not be seen there.
+        sock: Socket to the supervisor. The guard must not hold it, or the other process's end would not be seen.
 
     Returns:
         Reports to the guard.

@@ -82,7 +82,7 @@ def write_plugin(folder: Path, module: str, source: str, **formats: str) -> None
     """Put a package with `trims.formats` entry points into a folder, as an installer would.
 
     Args:
-        folder: To be put on `sys.path` by the caller.
+        folder: Folder that the caller puts on `sys.path`.
         module: Name of the module and of the distribution.
         formats: Format name -> name of the class in the module.
     """

@@ -19,7 +19,7 @@ def reads_in_place(cuda: Cuda, address: int, changed: bytes, answer: Callable[[]
     """Write other bytes over device memory, ask again, and put back what was there.
 
     Args:
-        cuda: In use, on the device of the memory.
+        cuda: Driver in use, on the device of the memory.
         address: Address of bytes the answer depends on; no other thread may read them meanwhile.
         changed: Bytes that lead to another answer.
         answer: Computes, and returns when it is done.

@@ -100,7 +100,7 @@ def copy(
         pages: Large pages of the target, where it is memory that may be had in them.
 
     Raises:
-        OSError: With ENOSPC when the target is full.
+        OSError: ENOSPC when the target is full.
     """
     source = Source.open(source_fd, nbytes, CHUNK_BYTES)
     done, lock = [0], threading.Lock()

@@ -124,7 +124,7 @@ class Summary:
         began_unix_ns: When that began, by the clock on the wall.
         start_ns: When that began, on the clock of the spans.
         end_ns: When its last span ended, or began if it has no end.
-        processes: Their ids.
+        processes: Ids of its processes.
     """
 
     trace_id: str

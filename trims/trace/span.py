@@ -45,8 +45,8 @@ class Span:
     Attributes:
         context: Ids of its trace and of the span itself.
         parent_id: Id of the span that it is a part of; empty for the first of a trace.
-        start_ns: On the clock of `time.monotonic_ns`, which all processes of a machine share.
-        end_ns: On the same clock; 0 while it runs.
+        start_ns: Start on the clock of `time.monotonic_ns`, which all processes of a machine share.
+        end_ns: End on the same clock; 0 while it runs.
         thread: Kernel's id of the thread that began it.
         attributes: JSON values, named as OpenTelemetry names them where it does; sizes end in `_bytes`.
     """

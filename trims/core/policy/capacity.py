@@ -48,7 +48,7 @@ class PlaceBooks:
         full_until_s: Until when `capacity_bytes` is what the machine had room for; None if it is what is stated.
         policy: Orders its idle replicas.
         reserve_bytes: Left free beside the capacity, for the work of sessions that read there.
-        unit_bytes: In which it gives memory; all charges are multiples.
+        unit_bytes: Unit in which it gives memory; all charges are multiples.
         charged_bytes: Bytes it holds now, memory that is on its way back included.
         workspace_bytes: What sessions that read there need beside what they read. What exceeds the reserve is not given
             to images.

@@ -62,7 +62,7 @@ def add_skeleton(
 
     Args:
         sources: The artifact's tensors.
-        artifact: With the options `module`, `module_args` and `ignore`: see `trims.formats.torch.converter`.
+        artifact: Artifact with the options `module`, `module_args` and `ignore`: see `trims.formats.torch.converter`.
         given: Returns the tensors by name, which are not written.
         fresh: Returns them with versions of modules, in memory that the module's code may write.
 

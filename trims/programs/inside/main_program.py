@@ -22,7 +22,7 @@ def prepare(arguments: Sequence[str], original: Sequence[str]) -> Callable[[], o
     """Set `sys.argv`, `sys.orig_argv`, `sys.path[0]` and `__main__`, and return what runs the program.
 
     Args:
-        arguments: From the first that is no flag: a script, `-m MODULE`, `-c CODE` or `-`, each with what follows.
+        arguments: Words from the first that is no flag: a script, `-m MODULE`, `-c CODE` or `-`, with the rest.
         original: The whole command line.
 
     Raises:

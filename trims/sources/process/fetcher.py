@@ -94,7 +94,7 @@ class Running:
     """A job that runs.
 
     Attributes:
-        address: Without secrets.
+        address: Address without secrets.
         what: `look`, `fetch`, `image` or `push`.
     """
 

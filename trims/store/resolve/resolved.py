@@ -42,7 +42,7 @@ class Resolved:
         hashed: Whether the files were read; until then `key` is `in_place`.
         certain: Whether a reading of the files is certain: so soon after a write, they may have changed since, although
             their identities have not.
-        rests_at_s: From then on, on the store's clock, a reading of the files is certain.
+        rests_at_s: Moment on the store's clock from which a reading of the files is certain.
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
         cloud: The image at the address that the manifest names, if one was pushed there.
         foreign: Address of an image that others made, to whose code the manifest does not consent; else empty.

@@ -32,7 +32,7 @@ def export(spans: Iterable[Record], exporter: OTLPSpanExporter | None = None) ->
     Args:
         spans: All on one monotonic clock: times are reckoned from one anchor, so that steps of the clock on the wall
             move no process against another.
-        exporter: By default one as the environment says.
+        exporter: Exporter; by default one as the environment says.
 
     Raises:
         DaemonAwayError: The collector does not take them.
