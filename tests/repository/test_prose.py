@@ -77,7 +77,10 @@ def test_a_fragment_would_be_found(text: str, tmp_path: Path) -> None:
 
 
 #: First words of a fragment in a line about a parameter or an attribute.
-_FRAGMENT_OF_A_LINE = re.compile(r"(Of|For|Its?|As|Those|That|The same|None|False|True|See|Which|Who|Whose)\b")
+_FRAGMENT_OF_A_LINE = re.compile(
+    r"(Of|For|Its?|As|Those|That|The same|None|False|True|See|Which|Who|Whose|"
+    r"At|Behind|Below|Between|Beyond|By|From|In|On|Their|They|To|With|Without)\b"
+)
 #: A line about a parameter or an attribute.
 _ABOUT = re.compile(r" {4}\*{0,2}\w+: (.*)")
 
