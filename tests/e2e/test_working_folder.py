@@ -152,9 +152,9 @@ def test_a_keeper_runs_no_module_of_the_working_folder(hostile: Hostile, folder:
     assert hostile.were_run() == []
 
 
-def test_making_an_environment_by_pip_runs_no_module_of_the_working_folder(hostile: Hostile, folder: Path) -> None:
+def test_making_an_environment_runs_no_module_of_the_working_folder(hostile: Hostile, folder: Path) -> None:
     (folder / "wheels").mkdir()
     words = ["env", "create", "absent-package==1", "--environments-dir", str(folder / "environments")]
-    words += ["--tool", "pip", "--no-index", "--find-links", str(folder / "wheels")]
-    assert "No matching distribution found for absent-package==1" in hostile.run(TRIMS, *words, status=1)
+    words += ["--no-index", "--find-links", str(folder / "wheels")]
+    assert "absent-package" in hostile.run(TRIMS, *words, status=1)
     assert hostile.were_run() == []

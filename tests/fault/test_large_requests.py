@@ -83,6 +83,10 @@ class Large(Generator):
         answer = Answer(asked.inputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
         return await self.deployment(model, version), answer, outputs
 
+    @property
+    def repository(self) -> Any:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         async def missing(*_: object, **__: object) -> Any:
             raise ModelNotFoundError(f"{name} is not part of this test")

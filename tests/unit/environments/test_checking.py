@@ -78,7 +78,7 @@ def test_a_framework_that_cannot_be_imported_is_told(made: Made) -> None:
 
 
 def test_what_trims_lacks_in_it_is_told(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.store.resolve.resolver",)})
+    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.tiers.checking",)})
     (fault,) = told(made)
     assert fault == f"trims cannot be imported by {made.python}: ModuleNotFoundError: No module named 'blake3'"
 

@@ -154,10 +154,7 @@ class Resolver:
         return name if name.startswith(FILE_PREFIX) else self.references.target(name)
 
     def check_reference(self, raw: Mapping[str, Any], origin: str) -> None:
-        """Raise for a manifest that refers to a model which is not there, or has no artifact of its own.
-
-        Raises ModelNotFoundError, ManifestError.
-        """
+        """Raise ModelNotFoundError or ManifestError for a reference to what is not there or has no artifact."""
         artifact = raw.get("artifact")
         if isinstance(artifact, dict) and artifact.get("model"):
             self.references.referred(parse_manifest(raw, origin))
@@ -247,6 +244,8 @@ class Resolver:
             for remembered in (self._known, self._rows):
                 while len(remembered) > _REMEMBERED:
                     remembered.drop_oldest()
+            if before is not None and replace(before, checked_at_s=resolved.checked_at_s) == resolved:
+                return True  # the catalog has it since it was found
             manifest = text_of(resolved.manifest)
             self._catalog.remember_format(row, resolved.artifact.format, manifest)
             superseded = self._catalog.remember_key(row, resolved.key, manifest) if resolved.hashed else None
