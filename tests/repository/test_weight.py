@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
+#: A path that is looked at again stays in the catalog, and a warm open passes no more files: trims has the more lines.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 52873,
+    "trims": 52876,
     "client/trims_client": 4986,
     "predictors/trims_predictors": 20413,
     "bench/trims_bench": 13809,

@@ -15,7 +15,7 @@ from trims.core.errors import ArtifactChangedError, InternalError, LostPeerError
 from trims.core.place import FILE
 from trims.formats.in_place import InPlace
 from trims.store.catalog import identities_of
-from trims.store.resolve.resolved import builder_is_as_before
+from trims.store.resolve.artifacts import builder_is_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from trims.core.errors import (
 from trims.core.place import TierKind
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.conversion.build import build_artifact
-from trims.formats.conversion.conversion import converter, detect, recipe
+from trims.formats.conversion.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import check_headers, least_image_bytes
 from trims.formats.plugins import naming_foreign
@@ -39,7 +39,7 @@ from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
 from trims.store.resolve.in_place import InPlaceKeys
 from trims.store.resolve.mounts import mount_of
-from trims.store.resolve.resolved import Resolved, builder_is_as_before, text_of
+from trims.store.resolve.resolved import Resolved, text_of
 from trims.store.resolve.signatures import Signatures
 
 if TYPE_CHECKING:
@@ -356,6 +356,11 @@ class ArtifactLooks:
             large = reading.sizes.may_refuse(in_all, stated)
             progress.least_bytes = least_image_bytes(artifact) if large else 0
         reading.sizes.refuse(progress.least_bytes, stated)
+
+
+def builder_is_as_before(resolved: Resolved) -> bool:
+    """Return whether the file of the module builder is unchanged since the name was looked into. Reads that file."""
+    return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
 
 
 def _true_mount(main: Path) -> str:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trims.formats.conversion.conversion import builder_of_options
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -69,11 +67,6 @@ class Resolved:
     cloud: CloudImage | None = None
     foreign: str = ""
     unproven: bool = False
-
-
-def builder_is_as_before(resolved: Resolved) -> bool:
-    """Return whether the file of the module builder is unchanged since the name was looked into. Reads that file."""
-    return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
 
 
 def text_of(manifest: Manifest) -> str:

@@ -187,7 +187,7 @@ class Resolver:
                     asked = None if known else self._entry(name)
                     again = self._looked_at_again(name, reading, asked)
                     resolved = again or self._resolve(asked or self._entry(name), reading)
-                    resolved = self._artifacts.in_place.unless_converted(resolved)
+                    resolved = self._unless_converted(resolved)
             except ReplacedError as error:
                 begun += 1
                 if begun == _MOST_BEGUN:  # it never rests, or its file system has no lasting numbers of files
@@ -204,6 +204,10 @@ class Resolver:
                     return resolved
             elif self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
                 return resolved
+
+    def _unless_converted(self, resolved: Resolved) -> Resolved:
+        keys = self._artifacts.in_place
+        return keys.unless_converted(resolved) if resolved.in_place in keys.converted else resolved
 
     def _refer(self, name: str, target: str, epoch: int) -> bool:
         """Remember what a name refers to. Return False if its manifest changed since `epoch`."""
@@ -244,8 +248,10 @@ class Resolver:
             for remembered in (self._known, self._rows):
                 while len(remembered) > _REMEMBERED:
                     remembered.drop_oldest()
-            if before is not None and replace(before, checked_at_s=resolved.checked_at_s) == resolved:
-                return True  # the catalog has it since it was found
+            # Not for a path, which has to stay among those that the catalog was asked for last.
+            again = before is not None and replace(resolved, checked_at_s=before.checked_at_s) == before
+            if again and not row.startswith(FILE_PREFIX):
+                return True
             manifest = text_of(resolved.manifest)
             self._catalog.remember_format(row, resolved.artifact.format, manifest)
             superseded = self._catalog.remember_key(row, resolved.key, manifest) if resolved.hashed else None

@@ -103,6 +103,16 @@ def test_a_look_from_before_a_conversion_was_needed_is_not_believed(
             resolver.resolve("m", resolve.Reading(digest=False))
 
 
+def test_a_path_that_is_looked_at_again_is_forgotten_after_one_that_is_not(
+    resolver: Resolver, catalog: Catalog, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trims.store.catalog._MOST_PATHS", 2)
+    names = [f"file:{checkpoint(name)}" for name in ("a", "b", "c")]
+    for name in (names[0], names[1], names[0], names[2]):
+        resolver.resolve(name)
+    assert [catalog.key_of(name) is None for name in names] == [False, True, False]
+
+
 @pytest.mark.parametrize("served", [True, False], ids=["from its file", "as an image"])
 def test_builders_of_one_name_in_two_folders_make_two_images(
     served: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
