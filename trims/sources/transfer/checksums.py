@@ -7,35 +7,41 @@ bytes in order (`in_order`).
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import blake3
-from awscrt import checksums
 
 from trims.core.errors import DigestMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-#: Checksums of pieces that combine, by name: of bytes, and of two adjoining pieces.
-_OF_PIECES: dict[str, tuple[Callable[[Any], int], Callable[[int, int, int], int], int]] = {
-    "crc64nvme": (checksums.crc64nvme, checksums.combine_crc64nvme, 16),
-    "crc32c": (checksums.crc32c, checksums.combine_crc32c, 8),
-}
-COMBINED = frozenset(_OF_PIECES)
+#: Checksums whose pieces combine, with the number of their hexadecimal digits.
+_DIGITS = {"crc64nvme": 16, "crc32c": 8}
+COMBINED = frozenset(_DIGITS)
+
+
+@cache
+def _of_pieces(name: str) -> tuple[Callable[[Any], int], Callable[[int, int, int], int]]:
+    """Return the functions for the checksum of bytes, and for that of two adjoining pieces."""
+    # Imported here: it is a tenth of what a daemon imports, and one that reads no bucket never needs it.
+    from awscrt import checksums
+
+    return getattr(checksums, name), getattr(checksums, f"combine_{name}")
 
 
 def of_piece(name: str, data: memoryview) -> int:
     """Return the checksum of a piece."""
-    return _OF_PIECES[name][0](data)
+    return _of_pieces(name)[0](data)
 
 
 def combined(name: str, pieces: Iterable[tuple[int, int]]) -> str:
     """Return, in hex, the checksum of adjoining pieces, each given as its checksum and its length."""
-    _, combine, digits = _OF_PIECES[name]
+    _, combine = _of_pieces(name)
     total = 0
     for value, nbytes in pieces:
         total = combine(total, value, nbytes)
-    return f"{total:0{digits}x}"
+    return f"{total:0{_DIGITS[name]}x}"
 
 
 def compare(name: str, stated: Mapping[str, str], found: Mapping[str, str], by: str) -> None:
