@@ -14,6 +14,8 @@ from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.requests import Request
 
 #: Content-Encoding -> what zlib needs to know.
@@ -103,15 +105,13 @@ def _too_large(most_bytes: int) -> TooLargeBodyError:
     )
 
 
-def coding_for(accepted: str) -> str | None:
+def accepted_coding(request: Request) -> str | None:
     """The Content-Encoding that a client likes best (RFC 9110, 12.5.3); None for the body as it is.
-
-    Args:
-        accepted: The values of its headers Accept-Encoding, with commas between them.
 
     Raises CallerError if none that the endpoint has is accepted. A client that prefers a packing which the endpoint
     lacks gets the body as it is.
     """
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
     weights = _weights(accepted)
     others = weights.pop("*", None)
     plain = weights.get(_PLAIN, others)  # None: not named, and taken if nothing else can be had
@@ -148,16 +148,7 @@ def _weights(accepted: str) -> dict[str, float]:
     return found
 
 
-def pack(body: bytes, accepted: str) -> tuple[bytes, str | None]:
-    """The body as the client accepts it, and its Content-Encoding. Raises as `coding_for`."""
-    coding = coding_for(accepted)
-    if coding == "gzip":
-        return gzip.compress(body, 1), coding
-    if coding == "deflate":
-        return zlib.compress(body, 1), coding
-    return body, None
-
-
-def packs(accepted: str) -> bool:
-    """Return whether `pack` packs for such a client. Raises as `coding_for`."""
-    return coding_for(accepted) is not None
+def pack(parts: Iterable[memoryview], coding: str) -> bytes:
+    """The body of these parts in a Content-Encoding."""
+    body = b"".join(parts)
+    return gzip.compress(body, 1) if coding == "gzip" else zlib.compress(body, 1)

@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 import trims
 from trims.core.errors import CallerError
 from trims.manifests.serving import ANY, ANY_RANK
-from trims_predictors.endpoint.bodies import coding_for, read_body, read_object
+from trims_predictors.endpoint.bodies import accepted_coding, read_body, read_object
 from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.evaluations import MeasuringRoutes, NotInstalled
 from trims_predictors.endpoint.extensions import check_unload
@@ -33,7 +33,7 @@ from trims_predictors.endpoint.http.openapi import document
 from trims_predictors.endpoint.http.page_routes import add_page_routes
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, write_answer
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.observe.tracing import http_span, recorded
+from trims_predictors.endpoint.observe.tracing import http_span
 from trims_predictors.endpoint.principals import Principals, caller_name
 from trims_predictors.endpoint.requests.infer_request import InferRequest
 from trims_predictors.endpoint.requests.request_limits import check_fields
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from trims.manifests.serving import TensorType
     from trims_predictors.endpoint.observe.metrics import Counting
-    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 
@@ -190,8 +190,7 @@ def _infer_route(
         model, version = request.path_params["model"], request.path_params.get("version", "")
         with (
             service.metrics.request(model, "http") as counting,
-            recorded(request.headers.items(), f"POST {path}", model),
-            http_span(service.tracing, request, path, model) as span,
+            http_span(service.exporter, request, path, model) as span,
         ):
             body = await read_body(request, most_body_bytes)
             work = _infer(service, workers, request, body, model, version=version, counting=counting, span=span)
@@ -240,8 +239,7 @@ async def _infer(
     span: RequestSpan | None,
 ) -> Response:
     header_length = _header_length(request)
-    accepted = ",".join(request.headers.getlist("accept-encoding"))
-    coding_for(accepted)  # refused before the model has run in vain
+    coding = accepted_coding(request)  # refused before the model has run in vain
     whose = caller_name()
     if raw := header_length == NO_JSON:
         inputs, batches = await service.inputs_of(model, version)
@@ -260,8 +258,8 @@ async def _infer(
     parts, json_length = write_answer(asked, answer, deployment.model, deployment.version, outputs, written=texts)
     counting.answer = answer
     if json_length is None:
-        return await packed_response(parts, accepted)
-    return await packed_response(parts, accepted, "application/octet-stream", {HEADER_LENGTH: str(json_length)})
+        return await packed_response(parts, coding)
+    return await packed_response(parts, coding, "application/octet-stream", {HEADER_LENGTH: str(json_length)})
 
 
 def _header_length(request: Request) -> str | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 from trims_client.events import cloud_event, is_structured, response_headers
 
-from trims_predictors.endpoint.bodies import coding_for, read_body
+from trims_predictors.endpoint.bodies import accepted_coding, read_body
 from trims_predictors.endpoint.disconnects import unless_gone
 from trims_predictors.endpoint.functions import Functions, event_request
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.json.text import SMALL_BYTES
-from trims_predictors.endpoint.observe.tracing import http_span, recorded
+from trims_predictors.endpoint.observe.tracing import http_span
 from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.endpoint.json.workers import JsonWorkers
     from trims_predictors.endpoint.observe.metrics import Counting
-    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 PATH = "/functions"
@@ -43,8 +43,7 @@ def add_function_routes(router: APIRouter, service: Service, most_body_bytes: in
         name = request.path_params["function"]
         with (
             service.metrics.request(name, "http") as counting,
-            recorded(request.headers.items(), f"POST {_ROUTE}", name),
-            http_span(service.tracing, request, _ROUTE, name) as span,
+            http_span(service.exporter, request, _ROUTE, name) as span,
         ):
             body = await read_body(request, most_body_bytes)
             work = _called(functions, workers, request, body, name, counting=counting, span=span)
@@ -73,17 +72,16 @@ async def _called(
     counting: Counting,
     span: RequestSpan | None,
 ) -> Response:
-    accepted = ",".join(request.headers.getlist("accept-encoding"))
-    coding_for(accepted)  # refused before the function has run in vain
+    coding = accepted_coding(request)  # refused before the function has run in vain
     event = await _cloud_event(workers, request, body)
     make = partial(event_request, event or body, request.headers.items())
     asked = await asyncio.to_thread(make) if len(body) > COPIED_AT_ONCE_BYTES else make()
     text, answer = await functions.call(name, asked, span)
     counting.answer = answer
     if event is None:
-        return await packed_response([text], accepted)
+        return await packed_response([text], coding)
     if text.nbytes == len(_NULL) and text.tobytes() == _NULL:  # no event answers this one
         return Response(status_code=_NO_CONTENT)
-    response = await packed_response([text], accepted)
+    response = await packed_response([text], coding)
     response.headers.update(response_headers(event.attributes, name))
     return response

@@ -14,7 +14,7 @@ from trims_predictors.endpoint.http.event_streams import event, event_stream
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.json.requests import dump
 from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
-from trims_predictors.endpoint.observe.tracing import http_span, recorded
+from trims_predictors.endpoint.observe.tracing import http_span
 from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.endpoint.requests.part_streams import parts_of
 
@@ -49,8 +49,7 @@ def _route(service: Service, path: str, most_body_bytes: int, workers: JsonWorke
         model, version = request.path_params["model"], request.path_params.get("version", "")
         with contextlib.ExitStack() as lasting:
             counting = lasting.enter_context(service.metrics.request(model, "http"))
-            lasting.enter_context(recorded(request.headers.items(), f"POST {path}", model))
-            span = lasting.enter_context(http_span(service.tracing, request, path, model))
+            span = lasting.enter_context(http_span(service.exporter, request, path, model))
             asked = await _read(request, most_body_bytes, streams=streams)
             run = partial(service.run, model, version, asked, span=span)
             if streams:
@@ -88,7 +87,7 @@ async def _answer(run: Run, workers: JsonWorkers, asked: InferRequest, counting:
     deployment, answer = await run()
     counting.answer = answer
     form = _Form(workers, deployment.model, deployment.version, asked.id)
-    return await packed_response(await form.write(answer.outputs), "")
+    return await packed_response(await form.write(answer.outputs))
 
 
 async def _events(run: Run, form: _Form, counting: Counting) -> AsyncGenerator[bytes, None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from fastapi import Response
 
-from trims_predictors.endpoint.bodies import pack, packs
+from trims_predictors.endpoint.bodies import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 20
 #: Answers of more bytes are packed in a thread, and sent in pieces.
 _LARGE_BYTES = 256 << 10
+_NBYTES = attrgetter("nbytes")
 
 
 class LargeResponse(Response):
@@ -45,20 +47,17 @@ class LargeResponse(Response):
 
 async def packed_response(
     parts: Sequence[bytes | memoryview],
-    accepted: str,
+    coding: str | None = None,
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a response with a body of these parts, packed if the client likes that; see `bodies.pack`."""
-    named, encoding = dict(headers or {}), None
-    if sum(memoryview(part).nbytes for part in parts) <= _LARGE_BYTES:
-        content, encoding = pack(b"".join(parts), accepted)
-        parts = [content]
-    elif packs(accepted):
-        content, encoding = await asyncio.to_thread(lambda: pack(b"".join(parts), accepted))
-        parts = [content]
-    if encoding is not None:
-        named["Content-Encoding"] = encoding
-    if len(parts) == 1 and len(parts[0]) <= _LARGE_BYTES:
-        return Response(parts[0], media_type=media_type, headers=named)
-    return LargeResponse(parts, media_type, named)
+    """Return a response with a body of these parts, in the coding of `bodies.accepted_coding`."""
+    named, views = dict(headers or {}), [memoryview(part) for part in parts]
+    small = sum(map(_NBYTES, views)) <= _LARGE_BYTES
+    if coding is not None:
+        named["Content-Encoding"] = coding
+        packed = pack(views, coding) if small else await asyncio.to_thread(pack, views, coding)
+        views, small = [memoryview(packed)], len(packed) <= _LARGE_BYTES
+    if small:
+        return Response(b"".join(views), media_type=media_type, headers=named)
+    return LargeResponse(views, media_type, named)

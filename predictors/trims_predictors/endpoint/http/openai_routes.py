@@ -22,7 +22,7 @@ from trims_predictors.endpoint.generate.openai_requests import CHAT, COMPLETIONS
 from trims_predictors.endpoint.http.event_streams import event, event_stream
 from trims_predictors.endpoint.http.large_responses import packed_response
 from trims_predictors.endpoint.json.requests import dump
-from trims_predictors.endpoint.observe.tracing import http_span, recorded
+from trims_predictors.endpoint.observe.tracing import http_span
 from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.endpoint.requests.infer_request import InferRequest, Wanted
 from trims_predictors.endpoint.requests.part_streams import parts_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.generate.openai_requests import TextRequest
     from trims_predictors.endpoint.json.workers import JsonWorkers
     from trims_predictors.endpoint.observe.metrics import Counting
-    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.requests.part_streams import OnPart
     from trims_predictors.endpoint.service import Service
     from trims_predictors.tensors import Tensor
@@ -124,8 +124,7 @@ def _route(
         asked = await workers.read_openai(caller_name(), route, await read_body(request, most_body_bytes))
         with contextlib.ExitStack() as lasting:
             counting = lasting.enter_context(service.metrics.request(asked.model, "http"))
-            lasting.enter_context(recorded(request.headers.items(), f"POST {path}", asked.model))
-            span = lasting.enter_context(http_span(service.tracing, request, path, asked.model))
+            span = lasting.enter_context(http_span(service.exporter, request, path, asked.model))
             if asked.trouble:
                 raise CallerError(asked.trouble)
             return await answer(_Call(service, workers, route, request, asked, counting, span, lasting))
@@ -149,7 +148,7 @@ def _by_name(found: tuple[Deployment, Answer]) -> dict[str, Tensor]:
 
 
 async def _response(head: Mapping[str, Any], name: str, items: bytes | memoryview) -> Response:
-    return await packed_response(_object(head, name, items), "")
+    return await packed_response(_object(head, name, items))
 
 
 def _object(head: Mapping[str, Any], name: str, items: bytes | memoryview) -> list[bytes | memoryview]:
