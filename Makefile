@@ -100,7 +100,7 @@ GPU_SITE := $(CURDIR)/.gpu-site
 gpu-check: ## what a GPU says of the GPU tier: tests marked gpu, experiments and figures, into bench/results/gpu-STAGE.json
 	$(GPU_PYTHON) bench/trims_bench/gpu/needs.py bring $(GPU_WHEELS) $(GPU_SITE)
 	PYTHONPATH=$(GPU_SITE):$(CURDIR):$(CURDIR)/client:$(CURDIR)/predictors:$(CURDIR)/bench \
-	  $(GPU_PYTHON) -m trims_bench.gpu_check --stage $(STAGE) --out $(GPU_OUT) $(GPU_ARGS)
+	  $(GPU_PYTHON) -m trims_bench.gpu.check --stage $(STAGE) --out $(GPU_OUT) $(GPU_ARGS)
 
 # For the Python of that machine: `make gpu-wheels GPU_VERSION=3.12 GPU_MACHINE=x86_64`.
 GPU_VERSION ?= 3.12

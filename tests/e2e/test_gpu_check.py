@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_bench.gpu import leavings, needs
+from trims_bench.gpu import needs
+from trims_bench.gpu.check import remove_leavings
 from trims_bench.gpu.needs import Need
 from trims_bench.gpu.parts import PARTS, STAGE_S, STAGES, plan
 from trims_bench.gpu.summary import status as summary_status
@@ -32,8 +33,12 @@ FIGURES = {"a", "b", "c", "d", "e", "f", "g", "h"}
 MIB = 1 << 20
 
 
+def of_the_whole_run(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.soak(pytest.mark.timeout(600)(test))
+
+
 def command(folder: Path, kind: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(folder / "gpu.json"), "--cuda", kind,
+    return [sys.executable, "-m", "trims_bench.gpu.check", "--out", str(folder / "gpu.json"), "--cuda", kind,
             "--work", str(folder), "--tiny", *words]  # fmt: skip
 
 
@@ -50,7 +55,7 @@ def check(folder: Path, *words: str, **device: bool) -> tuple[int, str, dict[str
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
     """One run of everything but the tests."""
     out = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    words = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--fake", "--no-tests"]
+    words = [sys.executable, "-m", "trims_bench.gpu.check", "--out", str(out), "--fake", "--no-tests"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, json.loads(out.read_text())
 
@@ -64,8 +69,7 @@ def by_number(parts: dict[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: part for name, part in parts.items()}
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_every_part_has_a_result_or_says_why_it_has_none(record: dict[str, Any]) -> None:
     experiments, figures = by_number(record["experiments"]), by_number(record["figures"])
     assert (set(experiments), set(figures)) == (EXPERIMENTS, FIGURES)
@@ -77,8 +81,7 @@ def test_every_part_has_a_result_or_says_why_it_has_none(record: dict[str, Any])
     assert {"machine", "commit", "date", "doctor", "missing", "nvidia_smi"} <= record.keys()
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_a_handle_stands_for_the_whole_allocation(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["1"]
     assert found["raw"]["opens_at_the_beginning"] is True
@@ -86,8 +89,7 @@ def test_a_handle_stands_for_the_whole_allocation(record: dict[str, Any]) -> Non
     assert "unavailable" in found["cupy"]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_the_death_of_an_exporter_is_told_for_both_ways(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["2"]
     assert found["vmm"]["importer_reads_on"] is True
@@ -95,8 +97,7 @@ def test_the_death_of_an_exporter_is_told_for_both_ways(record: dict[str, Any]) 
     assert "exporter has freed it or is dead" in found["ipc"]["opens_after_its_death"]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["3"]
     for driver in ("vmm", "ipc"):
@@ -105,8 +106,7 @@ def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None
         assert len(taken["again_ns"]) == 4
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["4"]
     for way in ("copy", "kernel"):
@@ -117,24 +117,21 @@ def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, A
     assert "real device" in found["torch add_"]["unavailable"]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_a_parked_descriptor_keeps_the_bytes_and_the_charge(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["5"]
     assert found["bytes_intact"] is True
     assert (found["charged_while_parked_bytes"], found["charged_after_bytes"]) == (4 * MIB, 0)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_every_way_to_the_device_has_a_rate(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["8"]["bytes_per_s"]
     assert found.keys() == {"staged", "registered", "unregistered", "O_DIRECT into a pinned pool", "pinned copy"}
     assert all(rates for rates in found.values())
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_process_id_namespaces_are_told_for_both_ways(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["9"]
     assert (found["vmm"]["opens"], found["ipc"]["opens"]) == (True, False)
@@ -144,8 +141,7 @@ def lines(record: dict[str, Any], figure: str) -> dict[str, dict[str, Any]]:
     return {line["what"]: line for line in by_number(record["figures"])[figure]["lines"]}
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str, Any]) -> None:
     every = [line for figure in FIGURES for line in lines(record, figure).values()]
     assert {line["met"] for line in every} <= {True, False, None, "unavailable"}
@@ -156,8 +152,7 @@ def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str
     assert {"<= 1.5", "<= 0.3", "<= 1.2", ">= 0.9", "<= 1.05", ">= 24", ">= 210", "<= 3.35544e+07"} <= bars
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
     found = lines(record, "a")
     for driver in ("vmm", "ipc"):
@@ -167,16 +162,14 @@ def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
     assert {"open", "bare", "vmm_import", "vmm_map"} <= set(split)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_the_weights_of_all_predictors_are_one_copy(record: dict[str, Any]) -> None:
     found = lines(record, "d")
     assert found["2 processes, 4194304 bytes: weights / one copy"]["met"] is True
     assert found["context of a process"]["value"] == CONTEXT_BYTES
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any]) -> None:
     found = {what: line["value"] for what, line in lines(record, "f").items()}
     assert found == {
@@ -187,8 +180,7 @@ def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any
     }
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_what_needs_a_framework_on_the_device_is_unavailable_and_not_left_out(record: dict[str, Any]) -> None:
     assert [line["met"] for line in lines(record, "e").values()] == ["unavailable"] * 4
     found = lines(record, "c")
@@ -196,14 +188,13 @@ def test_what_needs_a_framework_on_the_device_is_unavailable_and_not_left_out(re
     assert found["disk image to the device, p50"]["value"] > 0
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
+@of_the_whole_run
 def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str, Any]]) -> None:
     status, out, record = whole
     missed = [line for figure in FIGURES for line in lines(record, figure).values() if line["met"] is False]
     assert status == (3 if missed else 0)
     assert out.count("MISSED") == len(missed)
-    assert f"12 of 15 parts have results, {len(missed)} bars missed" in out
+    assert f"14 of 17 parts have results, {len(missed)} bars missed" in out
     lines_of_summary = out[out.index("gpu.json:\n") :].splitlines()
     assert 30 < len(lines_of_summary) <= 61, "what was not shown is said, too, and it can be read at one look"
     assert sum("not shown: " in line for line in lines_of_summary) == 9
@@ -287,30 +278,21 @@ def test_a_check_that_is_killed_leaves_a_whole_file(folder: Path, after: int) ->
     assert sum(each == "the check ended while this part ran" for each in told) <= 1
 
 
-def test_a_part_that_is_ended_leaves_no_process_behind_not_even_a_detached_one() -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_part_leaves_no_process_behind_not_even_a_detached_one(ends: bool) -> None:
     script = (
-        "import os, subprocess, sys, time;"
+        "import json, os, subprocess, sys, time;"
         "started = subprocess.Popen(['sleep', '1000'], start_new_session=True);"
-        "os.write(int(sys.argv[1]), f'{started.pid}\\n'.encode()); time.sleep(1000)"
+        f"os.write(int(sys.argv[1]), json.dumps({{'pid': started.pid}}).encode()); time.sleep({0 if ends else 1000})"
     )
     code = (
-        "import sys; from trims_bench.gpu import processes; processes.adopt_orphans();"
-        f"print(processes.run([sys.executable, '-c', {script!r}], 5.0, print), flush=True)"
+        "import sys; from trims.process.subreaper import adopt; from trims_bench.gpu.check import run; adopt();"
+        f"print(run([sys.executable, '-c', {script!r}], 5.0, lambda report: print(report['pid'])), flush=True)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    detached, status = done.stdout.split()
-    assert status == "None", "it was ended at its limit"
+    detached, why = done.stdout.splitlines()
+    assert why == ("its process exited with status 0" if ends else "it took longer than 5 s")
     assert not Path(f"/proc/{detached}").exists()
-
-
-def test_a_process_that_leaves_a_child_with_its_descriptor_ends_the_wait() -> None:
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '1000'], pass_fds=[int(sys.argv[1])])"
-    code = (
-        "import sys; from trims_bench.gpu import processes; processes.adopt_orphans();"
-        f"print(processes.run([sys.executable, '-c', {script!r}], 1000.0, print), flush=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout == "0\n"
 
 
 def test_every_stage_fits_nine_minutes_and_every_part_is_in_one() -> None:
@@ -378,7 +360,7 @@ def test_the_segments_of_a_daemon_that_was_killed_with_its_part_are_freed(folder
         (state / "catalog.db").touch()
         segment = shm.PosixShm(shm_prefix(state)).create("label", 4096)
         os.close(segment.fd)
-    leavings.remove(folder / "work")
+    remove_leavings(folder / "work")
     assert list(shm.names(shm_prefix(ours))) == []
     assert not (folder / "work" / "part-1").exists()
     (left,) = shm.names(shm_prefix(theirs))
@@ -444,7 +426,7 @@ def test_what_trims_itself_needs_is_taken_from_its_project_file() -> None:
     found = {need.name: need for need in needs.needs()}
     assert found["blake3"].carried
     assert not found["numpy"].carried
-    assert found["cuda-bindings"].driver
+    assert found["cuda-bindings"].carried
     assert found["torch"].why
 
 

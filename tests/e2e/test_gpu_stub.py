@@ -245,7 +245,7 @@ def test_both_ways_to_the_driver_show_the_same_devices_bytes_and_errors(machine:
 def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
     """Experiments and figures that need no framework; no time is held against anything."""
     out = folder / "gpu.json"
-    command = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--tiny", "--no-tests"]
+    command = [sys.executable, "-m", "trims_bench.gpu.check", "--out", str(out), "--tiny", "--no-tests"]
     command += ["--only", "2,3,4,5,8,9,b,d,f"]
     done = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode in (0, 3), done.stdout + done.stderr

@@ -20,7 +20,7 @@ CODE_LINES = {
     "trims": 52876,
     "client/trims_client": 4986,
     "predictors/trims_predictors": 20413,
-    "bench/trims_bench": 13809,
+    "bench/trims_bench": 13707,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

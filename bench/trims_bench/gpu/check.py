@@ -1,19 +1,21 @@
-"""The check: tests marked `gpu`, experiments and figures, part by part, in stages that fit the clock.
+"""`make gpu-check`: tests marked `gpu`, experiments and figures, part by part, in stages that fit the clock.
 
 Every part runs in a process of its own, which is ended at its limit with all that it has started. What a part finds is
 in the file as soon as it is found. The file is whole at every moment, also if the check is killed: a part that has not
-begun, or has not come to its end, says so.
+begun, or has not come to its end, says so. With `--fake` it runs without a device, to see that it works.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +23,22 @@ from typing import TYPE_CHECKING, Any
 from trims.cli.doctor_gpu import gpu_findings
 from trims.core.units import format_seconds
 from trims.daemon.config import build_config
+from trims.daemon.main import shm_prefix
+from trims.memory.shm import names, unlink
+from trims.process import messages
+from trims.process.child import Child, Ties, exit_words
 from trims.process.python import run_module
+from trims.process.subreaper import adopt, end_strays
 from trims_bench.evaluation.stack import stack
-from trims_bench.gpu import leavings, processes
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing
-from trims_bench.gpu.part import rig_as_text
 from trims_bench.gpu.parts import STAGE_S, STAGES, TESTS, Part, plan
 from trims_bench.gpu.rig import TINY, Rig, Sizes
 from trims_bench.gpu.summary import status, summary
 from trims_bench.machine import commit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
 _NOT_BEGUN = "the check ended before this part began"
@@ -42,6 +47,10 @@ _ASKED = "name,uuid,driver_version,persistence_mode,pcie.link.gen.current,pcie.l
 _MOST_KEPT = 20_000
 #: Seconds for questions to the machine before the parts: a sick driver may not answer.
 _ASK_S = 10.0
+#: Seconds for what a part has started to end; one that hangs in a driver is given up.
+_END_S = 20.0
+#: Bytes of one report, at most: a line may hold a trace.
+_MOST_BYTES = 16 << 20
 
 
 class Record:
@@ -76,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = plan(options.stage, options.only.split(",") if options.only else (), tests=not options.no_tests)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
-    processes.adopt_orphans()
+    adopt()
     with tempfile.TemporaryDirectory(prefix="trims-gpu-check-", dir=options.work) as work:
         kind = _fake(Path(work)) if options.fake else options.cuda
         rig = Rig(kind, _sizes(options), Path(work))
@@ -90,15 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             record.values["interrupted"] = True
         finally:
-            processes.end_descendants()
-            leavings.remove(rig.work)
+            _end_descendants()
+            remove_leavings(rig.work)
             record.write()
     print(f"\n{options.out}:", *summary(record.values), sep="\n")
     return status(record.values)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="trims_bench.gpu_check", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="trims_bench.gpu.check", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--stage", choices=STAGES, default="all", help="sound, flow, models: each below nine minutes")
     parser.add_argument("--cuda", default="driver", help="`driver`, or `fake:FOLDER`")
@@ -161,7 +170,7 @@ def _run(
         limit_s = min(left_s, part.limit_s if options.part_s is None else options.part_s)
         print(f"{part.name}: some {part.expected_s:g} s, at most {limit_s:.0f} s ...", flush=True)
         _take(part, rig, record, found, limit_s)
-        leavings.remove(rig.work)
+        remove_leavings(rig.work)
 
 
 def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: float) -> None:
@@ -171,25 +180,79 @@ def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: 
     record.write()
     began = time.monotonic()
 
-    def hear(line: str) -> None:
-        _note(found, json.loads(line))
+    def hear(report: Mapping[str, Any]) -> None:
+        _note(found, report)
         found["seconds"] = round(time.monotonic() - began, 3)
         record.write()
 
-    command = run_module("trims_bench.gpu.part", part.key, rig_as_text(rig))
-    ended = processes.run(command, limit_s, hear)
-    if found.get("error") == _NOT_ENDED:
-        found["error"] = f"it took longer than {limit_s:g} s" if ended is None else f"its process ended with {ended}"
+    given = (part.key, rig.kind, str(rig.work), json.dumps(asdict(rig.sizes)))
+    if why := run(run_module("trims_bench.gpu.part", *given), limit_s, hear):
+        found["error"] = why
     found["seconds"] = round(time.monotonic() - began, 3)
     record.write()
 
 
-def _note(found: dict[str, Any], told: Mapping[str, Any]) -> None:
-    if "line" in told:
-        found.setdefault("lines", []).append(told["line"])
-        print(f"  {told['line']['what']}: {told['line']['value']}", flush=True)
-    elif "test" in told:
-        test = told["test"]
+def run(command: Sequence[str], limit_s: float, hear: Callable[[dict[str, Any]], None]) -> str:
+    """Run a command until it has sent its result, or to the limit; nothing that it has started is left after that.
+
+    Args:
+        command: Command to which its socket and its lifeline are added: the part ends with the check.
+        limit_s: Seconds.
+        hear: Called with each report, as it comes.
+
+    Returns:
+        Why there is no result; empty if there is one.
+    """
+    until_s, ties = time.monotonic() + limit_s, Ties()
+    child = Child([*command, *map(str, ties.fds)], ties)
+    try:
+        while True:
+            child.socket.settimeout(max(0.001, until_s - time.monotonic()))
+            received = messages.receive(child.socket, long_bytes=_MOST_BYTES)
+            if received is None:
+                status = child.wait(max(0.0, until_s - time.monotonic()))
+                return "its process hangs in its end" if status is None else f"its process {exit_words(status)}"
+            hear(received[0])
+            if "result" in received[0]:
+                child.wait(max(0.0, until_s - time.monotonic()))
+                return ""
+    except TimeoutError:
+        return f"it took longer than {limit_s:g} s"
+    finally:
+        child.kill()
+        child.wait(_END_S)  # not for as long as it takes: no signal ends a process that hangs in a driver
+        ties.close()
+        _end_descendants()
+
+
+def _end_descendants() -> None:
+    """Kill what is left below this process, whose own each orphan becomes: a keeper is detached from its daemon.
+
+    One that a failed part leaves would hold memory of the device, and the next part would count it.
+    """
+    until_s = time.monotonic() + _END_S
+    while end_strays(()) and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+def remove_leavings(work: Path) -> None:
+    """Free the segments of every state folder under the check's work folder, and empty that folder of parts.
+
+    A daemon that was killed with its part cannot, and no later one adopts what belongs to such a folder.
+    """
+    for catalog in work.rglob("catalog.db"):
+        for name in list(names(shm_prefix(catalog.parent))):
+            unlink(name)
+    for part in work.glob("part-*"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _note(found: dict[str, Any], report: Mapping[str, Any]) -> None:
+    if "line" in report:
+        found.setdefault("lines", []).append(report["line"])
+        print(f"  {report['line']['what']}: {report['line']['value']}", flush=True)
+    elif "test" in report:
+        test = report["test"]
         found["results"].append(test)
         found["tests"] += 1
         found["failures"] += test["outcome"] == "failed"
@@ -198,7 +261,7 @@ def _note(found: dict[str, Any], told: Mapping[str, Any]) -> None:
             print(f"  FAILED {test['test']}: {test.get('why', '')[-300:]}", flush=True)
     else:
         del found["error"]
-        found.update(told["result"])
+        found.update(report["result"])
 
 
 # -- the machine ---------------------------------------------------------------------------------------------------
@@ -233,3 +296,7 @@ def _said(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout or done.stderr)[-_MOST_KEPT:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,13 +45,12 @@ class Need:
     minimum: str = ""
     why: str = ""
     carried: bool = True
-    driver: bool = False
 
 
 #: Packages beside those that pyproject.toml names for trims itself and its extra `gpu`.
 _MORE = (
     Need("typing-extensions"), Need("markdown-it-py"), Need("mdurl"), Need("pygments"),  # of grpcio and rich
-    Need("cuda-pathfinder", driver=True),  # of cuda-bindings
+    Need("cuda-pathfinder"),  # of cuda-bindings
     Need("pytest", "8.3"), Need("pytest-timeout", "2.3"), Need("pluggy"), Need("iniconfig"),
     Need("safetensors", "0.5"),  # the tests write their checkpoints with it
     Need("torch", "2.6", "figures of PyTorch and experiments 1, 6 and 7", carried=False),
@@ -93,18 +92,13 @@ _EXPECTED = ("numpy",)
 def needs() -> list[Need]:
     """Everything, from pyproject.toml and the table above."""
     project = _project()
-    for_gpu = project["optional-dependencies"]["gpu"]
-    for_endpoint = project["optional-dependencies"]["endpoint"]
+    extras = project["optional-dependencies"]
     found = []
-    for text in for_endpoint:
-        matched = _SPECIFIER.match(text)
-        assert matched is not None, f"pyproject.toml names {text!r}"
-        found.append(Need(matched[1], matched[2] or "", _ANSWERS))
-    for text in [*project["dependencies"], *for_gpu]:
-        matched = _SPECIFIER.match(text)
-        assert matched is not None, f"pyproject.toml names {text!r}"
-        name, minimum = matched.groups()
-        found.append(Need(name, minimum or "", carried=name not in _EXPECTED, driver=text in for_gpu))
+    for why, texts in ((_ANSWERS, extras["endpoint"]), ("", [*project["dependencies"], *extras["gpu"]])):
+        for text in texts:
+            matched = _SPECIFIER.match(text)
+            assert matched is not None, f"pyproject.toml names {text!r}"
+            found.append(Need(matched[1], matched[2] or "", why, carried=matched[1] not in _EXPECTED))
     return [*found, *_MORE, *(Need(name, "", _ANSWERS) for name in _OF_ENDPOINT)]
 
 
@@ -120,10 +114,10 @@ def missing(wanted: Iterable[Need] | None = None) -> list[tuple[Need, str]]:
     return found
 
 
-def say_missing(*, driver: bool = True) -> bool:
-    """Print what is missing, each with its remedy. True if the check can begin, with a real device or without."""
+def say_missing() -> bool:
+    """Print what is missing, each with its remedy. True if the check can begin."""
     can_begin = True
-    for need, state in missing(each for each in needs() if driver or not each.driver):
+    for need, state in missing():
         remedy = _BRING if need.carried else f"pip install {need.name}"
         if need.why:
             print(f"{need.name} {state}; left out: {need.why}", file=sys.stderr)

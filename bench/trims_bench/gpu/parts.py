@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims_bench.gpu import answers, checksums, copying, device_tests, frameworks, loading, resident, sharing
+from trims_bench.gpu import answers, checksums, copying, frameworks, loading, resident, sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,14 +29,14 @@ class Part:
     Attributes:
         key: Name by which it is chosen (`--only`): the numbers and letters of the design notes.
         group: `tests`, `experiments` or `figures`.
-        run: Runs in a process of its own; gives one result, or lines as they are taken.
+        run: Runs in a process of its own; gives one result, or lines as they are taken. Absent for the tests.
         expected_s: An estimate, from the bytes it moves and the processes it starts. No device has confirmed it.
     """
 
     key: str
     title: str
     group: str
-    run: Callable[[Rig], Any]
+    run: Callable[[Rig], Any] | None
     expected_s: float
 
     @property
@@ -57,7 +57,7 @@ _ALL = (
     Part("4", "write to a read-only mapping", EXPERIMENTS, sharing.write_to_read_only, 20.0),
     Part("5", "parked descriptor", EXPERIMENTS, sharing.parked_descriptor, 10.0),
     Part("9", "process-id namespaces", EXPERIMENTS, sharing.pid_namespaces, 10.0),
-    Part("tests", "marked gpu", TESTS, device_tests.run, 150.0),
+    Part("tests", "marked gpu", TESTS, None, 150.0),
     Part("8", "host to device", EXPERIMENTS, copying.host_to_device, 50.0),
     Part("b", "host to device", FIGURES, resident.host_to_device_rate, 40.0),
     Part("d", "predictors", FIGURES, resident.predictors_share, 40.0),

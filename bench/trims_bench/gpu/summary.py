@@ -91,9 +91,9 @@ def _nested_errors(part: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _said(line: Mapping[str, Any]) -> str:
     if line["met"] == UNAVAILABLE:
-        return f"{line['what']}: not shown: {line[UNAVAILABLE]}"
+        return f"not shown: {line['what']}: {line[UNAVAILABLE]}"
     bar = f" (bar {line['bar']})" if line["bar"] else ""
-    return f"{line['what']}: {line['value']:.4g} {line['unit']}{bar}, {_VERDICTS[line['met']]}"
+    return f"{_VERDICTS[line['met']]}: {line['what']}: {line['value']:.4g} {line['unit']}{bar}"
 
 
 def _why(part: Mapping[str, Any]) -> str:
