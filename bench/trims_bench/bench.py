@@ -15,8 +15,7 @@ from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.endpoint import EndpointError
-from trims_bench.evaluation.stack import stack
-from trims_bench.machine import commit
+from trims_bench.evaluation.stack import commit, stack
 from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
 from trims_bench.scenarios import NAMES, chosen, parts_of

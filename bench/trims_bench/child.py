@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,16 @@ def call(
         if line.startswith(_MARK):
             return json.loads(line.removeprefix(_MARK))
     raise ChildError(f"{name} ended with status {done.returncode}: {done.stderr.strip()[-_ERROR_TAIL:]}")
+
+
+def end(process: subprocess.Popen[Any], grace_s: float) -> None:
+    """Ask a process that leads a session to end, and kill what is left of its group after some seconds."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class Started:

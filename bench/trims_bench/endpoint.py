@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -15,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.process.python import run_module
+from trims_bench.child import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,12 +144,7 @@ class EndpointProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, _END_S)
         self._reader.join()
         assert self._process.stderr is not None, "a pipe"
         self._process.stderr.close()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trims_bench.others.serving import free_port
 from trims_bench.repository import ClientsMissingError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def nginx(root: Path, folder: Path, slow_bytes_per_s: int = 16 << 20) -> Iterato
     request = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
                "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
     subprocess.run(request, check=True, capture_output=True)
-    port, tls_port, slow_port = _free_port(), _free_port(), _free_port()
+    port, tls_port, slow_port = free_port(), free_port(), free_port()
     config = folder / "nginx.conf"
     named = {"folder": folder, "root": root, "user": getpass.getuser(), "slow": slow_bytes_per_s}
     config.write_text(_CONFIG.format(port=port, tls_port=tls_port, slow_port=slow_port, **named))
@@ -81,12 +82,6 @@ def nginx(root: Path, folder: Path, slow_bytes_per_s: int = 16 << 20) -> Iterato
     finally:
         process.terminate()
         process.wait(_START_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _await(port: int) -> None:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 #: Package -> its code lines at most: neither empty nor comments alone, without generated code.
 #: A path that is looked at again stays in the catalog, and a warm open passes no more files: trims has the more lines.
+#: Spans go to a collector by trims.trace: what predictors lost, and less, trims has.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 52876,
+    "trims": 52936,
     "client/trims_client": 4986,
-    "predictors/trims_predictors": 20413,
-    "bench/trims_bench": 13707,
+    "predictors/trims_predictors": 20331,
+    "bench/trims_bench": 13671,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

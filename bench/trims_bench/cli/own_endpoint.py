@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import PredictorError
 from trims.process.python import run_module
 from trims.wire.endpoint_file import ERROR_FILE, read_address, read_text
+from trims_bench.child import end
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +54,9 @@ def own_endpoint(runtime_dir: str, options: argparse.Namespace) -> Iterator[str]
         try:
             yield _url(process, folder, log)
         finally:
-            _end(process)
+            end(process, _END_S)
+            assert process.stdin is not None, "a pipe"
+            process.stdin.close()
 
 
 def _url(process: subprocess.Popen[bytes], folder: str, log: str) -> str:
@@ -69,18 +71,3 @@ def _url(process: subprocess.Popen[bytes], folder: str, log: str) -> str:
     words = read_text(os.path.join(folder, ERROR_FILE)) or read_text(log).strip()[-_LAST_WORDS:]
     what = f"did not start within {_START_S:g} s" if process.poll() is None else "did not start"
     raise PredictorError(f"the endpoint of this evaluation {what}: {words or 'it said nothing'}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have it end with all its predictors, and kill what is left."""
-    assert process.stdin is not None, "a pipe"
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    finally:
-        process.stdin.close()

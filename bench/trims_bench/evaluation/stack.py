@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from trims_bench.repository import ROOT
 
 _LIBRARIES = ("trims", "numpy", "torch", "onnxruntime", "mxnet", "transformers", "safetensors", "uvloop")
 _VARIABLES = (
@@ -29,6 +32,20 @@ def stack() -> dict[str, Any]:
         "libraries": {name: found for name in _LIBRARIES if (found := _version(name))},
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def commit() -> str:
+    """Return the commit of the checkout, with a `+` if files differ from it; empty outside of one."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:

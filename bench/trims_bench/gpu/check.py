@@ -29,13 +29,12 @@ from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
 from trims.process.python import run_module
 from trims.process.subreaper import adopt, end_strays
-from trims_bench.evaluation.stack import stack
+from trims_bench.evaluation.stack import commit, stack
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing
 from trims_bench.gpu.parts import STAGE_S, STAGES, TESTS, Part, plan
 from trims_bench.gpu.rig import TINY, Rig, Sizes
 from trims_bench.gpu.summary import status, summary
-from trims_bench.machine import commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -24,10 +22,9 @@ from trims.keeper.launch import find_keeper
 from trims.memory.cuda.connect import connect, connect_borrower
 from trims.memory.cuda.drivers import borrowed_memory, device_memory
 from trims.memory.shm import SHM_FOLDER
-from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
 from trims_bench.checkpoints import write_checkpoint
-from trims_bench.child import call
+from trims_bench.child import call, started
 from trims_bench.daemon import DaemonProcess
 from trims_bench.gpu.lines import Line, not_taken, taken
 from trims_bench.measuring import Bar, Comparison, Samples, faster, measure, share
@@ -357,26 +354,17 @@ def _taken_by(rig: Rig, daemon: DaemonProcess, name: str, count: int) -> int:
     before = rig.free_bytes()
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(_holder(daemon, name))
+            stack.enter_context(started(hold, {"runtime_dir": str(daemon.runtime_dir), "name": name})).result()
         return before - rig.free_bytes()
 
 
-@contextlib.contextmanager
-def _holder(daemon: DaemonProcess, name: str) -> Iterator[None]:
-    command = run_module(__name__, str(daemon.runtime_dir), name)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n", f"a process could not open {name}"
-        yield
-        process.communicate()
-
-
-def _hold(runtime_dir: str, name: str) -> None:
+def hold(runtime_dir: str, name: str) -> Iterator[str]:
+    """Yield once a model is open, and once it is closed."""
     import trims
 
     with trims.connect(runtime_dir) as session, session.open(name, place=_PLACE):
-        print("open", flush=True)
-        sys.stdin.read()
+        yield "open"
+    yield "closed"
 
 
 # -- (f) -----------------------------------------------------------------------------------------------------------
@@ -456,7 +444,3 @@ def _await_rest(keeper: KeeperConnection) -> None:
     until_s = time.monotonic() + _REST_S
     while (state := keeper.hello()).awake and state.read_only and time.monotonic() < until_s:
         time.sleep(_POLL_S)
-
-
-if __name__ == "__main__":
-    _hold(*sys.argv[1:])

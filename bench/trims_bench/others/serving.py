@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.process.python import run_module
-from trims_bench.child import environment
+from trims_bench.child import end, environment
 from trims_bench.repository import ROOT
 
 if TYPE_CHECKING:
@@ -145,7 +143,7 @@ def serving(other: Other, python: Path, folder: Path, weights: Path, workers: in
         _await(process, port, other, log)
         yield f"http://127.0.0.1:{port}{other.path}"
     finally:
-        _end(process)
+        end(process, _END_S)  # its workers must not outlive it
 
 
 def _environment() -> Mapping[str, str]:
@@ -166,13 +164,3 @@ def _await(process: subprocess.Popen[bytes], port: int, other: Other, log: Path)
     status = process.poll()
     what = f"did not start within {_START_S:g} s" if status is None else f"ended with status {status} as it started"
     raise OtherMissingError(f"{other.name} {what}; it said: {words or 'nothing'}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, then end the whole group: workers must not outlive it."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
