@@ -379,7 +379,7 @@ class Session:
         if self._mappings.untold:
             from trims_client.mapping import lost_leases
 
-            lost_leases.tell(self._mappings, self._on_lost)
+            lost_leases.report(self._mappings, self._on_lost)
         if self._mappings.collect is not None:
             self._mappings.collect()
         self._connection.flush()

@@ -271,8 +271,8 @@ class World:
         store._shell.wait_for = lambda holds, timeout_s: bool(holds())  # type: ignore[method-assign]
         store.watchers.tell = self.judge.changed  # type: ignore[method-assign]
         store._shell._bindings[_changed()] = self.judge.changed  # type: ignore[assignment]
-        store.device_leases.tell_losses_to(self._lost)
-        store.tell_upgrades_to(self._upgraded)
+        store.device_leases.subscribe_to_losses(self._lost)
+        store.subscribe_to_upgrades(self._upgraded)
 
     def _can_be_mapped(self, event: Requested) -> bool:
         found = [self.store.residency.find(event.key, place) for place in (CPU, DISK)]

@@ -173,26 +173,26 @@ class Copiers:
             SourceFailedError: A file ended early or cannot be read.
             OSError: The target cannot be written.
         """
-        told_bytes = 0
+        reported_bytes = 0
 
-        def tell(done_bytes: int, took_s: float) -> None:  # bytes done for the second time are not reported again
-            nonlocal told_bytes
-            if done_bytes > told_bytes:
-                more, told_bytes = done_bytes - told_bytes, done_bytes
+        def report(done_bytes: int, took_s: float) -> None:  # bytes done for the second time are not reported again
+            nonlocal reported_bytes
+            if done_bytes > reported_bytes:
+                more, reported_bytes = done_bytes - reported_bytes, done_bytes
                 moved(more, took_s)
 
         if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FILES:
             try:
-                return self._carry(order, bytes_per_s, tell, is_awaited)
+                return self._carry(order, bytes_per_s, report, is_awaited)
             except LostCopierError as error:
                 log.warning("%s; its work goes on in the daemon, with a higher priority", error)
-        return _do_here(order, tell, is_awaited)
+        return _do_here(order, report, is_awaited)
 
     def _carry(
         self,
         order: Order,
         bytes_per_s: float | None,
-        tell: Callable[[int, float], None],
+        report: Callable[[int, float], None],
         is_awaited: Callable[[], bool],
     ) -> dict[str, str] | None:
         process = self._take()
@@ -210,7 +210,7 @@ class Copiers:
                 if answer is None:
                     return None
                 done = answer["done"]
-                tell(done, time.monotonic() - began_s)
+                report(done, time.monotonic() - began_s)
             answer = process.ask({"do": "end"}, is_awaited)
         except (SourceFailedError, OSError):  # said by the copier, which has let go of all
             self._give_back(process)
@@ -249,14 +249,16 @@ class Copiers:
             process.end()
 
 
-def _do_here(order: Order, tell: Callable[[int, float], None], is_awaited: Callable[[], bool]) -> dict[str, str] | None:
+def _do_here(
+    order: Order, report: Callable[[int, float], None], is_awaited: Callable[[], bool]
+) -> dict[str, str] | None:
     running = Running(order)
     try:
         while running.done_bytes < order.task.nbytes:
             if is_awaited():
                 return None
             began_s = time.monotonic()
-            tell(running.advance(), time.monotonic() - began_s)
+            report(running.advance(), time.monotonic() - began_s)
         return running.digests()
     finally:
         running.close()

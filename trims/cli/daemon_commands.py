@@ -211,10 +211,10 @@ def _check(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         daemon.drain()
-    _tell(options, "draining: new opens are refused", status="draining")
+    _print(options, "draining: new opens are refused", status="draining")
 
 
-def _tell(options: argparse.Namespace, text: str, **facts: object) -> None:
+def _print(options: argparse.Namespace, text: str, **facts: object) -> None:
     """Say what was done: a sentence on standard error, or with --json facts on standard output."""
     if options.json:
         say_json(facts)
@@ -228,10 +228,10 @@ def _shutdown(options: argparse.Namespace) -> None:
         with ProcessEnd(before.pid) as process:
             daemon.shutdown(purge=options.purge)
             if options.no_wait:
-                _tell(options, "the daemon is ending", status="ending")
+                _print(options, "the daemon is ending", status="ending")
                 return
             _await_end(daemon, before, process)
-    _tell(options, "the daemon has ended", status="ended")
+    _print(options, "the daemon has ended", status="ended")
 
 
 def _await_end(daemon: Admin, before: Health, process: ProcessEnd) -> None:

@@ -98,7 +98,7 @@ def _create(options: argparse.Namespace) -> None:
     if options.json:
         say_json({**_as_json(made), "fresh": fresh})
         return
-    say(f"{made.name} {'is ready' if fresh else 'is there already'}: {_told_frameworks(made)}")
+    say(f"{made.name} {'is ready' if fresh else 'is there already'}: {_format_frameworks(made)}")
     say(f"  python: {made.python}")
     say(f"  lock:   {made.lock_file}")
 
@@ -121,7 +121,7 @@ def _list(options: argparse.Namespace) -> None:
     rows = [
         [
             each.name,
-            _told_frameworks(each),
+            _format_frameworks(each),
             each.python_version,
             format_bytes(each.nbytes),
             "?" if users is None else ", ".join(users.get(each.name, ())),
@@ -154,7 +154,7 @@ def _check(options: argparse.Namespace) -> int:
         say_json({name: [{"what": each.what, "remedy": each.remedy} for each in faults]
                   for name, faults in found.items()})  # fmt: skip
     else:
-        _tell_faults(found)
+        _print_faults(found)
     return 1 if any(found.values()) else 0
 
 
@@ -170,7 +170,7 @@ def _faults_of(env_store: EnvironmentStore, name: str, check: Callable[[Made], l
     return check(made)
 
 
-def _tell_faults(found: Mapping[str, Sequence[Fault]]) -> None:
+def _print_faults(found: Mapping[str, Sequence[Fault]]) -> None:
     for name, faults in found.items():
         say(f"bad   {name}" if faults else f"ok    {name}")
         for fault in faults:
@@ -192,7 +192,7 @@ def _remove(options: argparse.Namespace) -> None:
     say(f"removed {name}")
 
 
-def _told_frameworks(made: Made) -> str:
+def _format_frameworks(made: Made) -> str:
     from trims.manifests.manifest import FRAMEWORKS
 
     return ", ".join(f"{name} {made.versions[name]}" for name in FRAMEWORKS if name in made.versions)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import TrimsError
 from trims.core.layout import DTYPE_BYTES, element_count
-from trims.formats.base import Artifact, is_in_place_format, tells_signature
+from trims.formats.base import Artifact, is_in_place_format, states_signature
 from trims.formats.conversion.conversion import converter, detect
 from trims.formats.plugins import naming_foreign
 from trims.manifests.serving import ANY_RANK, NO_SIGNATURE, Signature
@@ -83,7 +83,7 @@ def _tensors(chosen: Converter, artifact: Artifact) -> tuple[Tensors | None, str
 
 
 def _signature(chosen: Converter, artifact: Artifact) -> Signature:
-    if not tells_signature(chosen):
+    if not states_signature(chosen):
         return NO_SIGNATURE
     try:
         found = chosen.signature(artifact)

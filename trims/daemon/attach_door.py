@@ -125,8 +125,8 @@ class AttachDoor:
         self._round_at_s = 0.0
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trims-attach-door", daemon=True)
-        store.device_leases.tell_losses_to(self._lost)
-        store.tell_upgrades_to(self._upgraded)
+        store.device_leases.subscribe_to_losses(self._lost)
+        store.subscribe_to_upgrades(self._upgraded)
 
     def start(self) -> None:
         """Bind and begin to serve."""

@@ -265,7 +265,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
             self._store.resolver.signatures.learn(keys, found)
-            self._model_changes.tell(name_of(row) for key in keys if key for row in self._read.names_of(key))
+            self._model_changes.notify(name_of(row) for key in keys if key for row in self._read.names_of(key))
         return pb.Empty()
 
     # -- residency -------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._begin_stream(context)
         subscription = self._model_changes.add(request.watcher)
         context.add_callback(lambda: self._model_changes.remove(subscription))
-        return self._changed_models(subscription, subscription.told, context)
+        return self._changed_models(subscription, subscription.notified, context)
 
     def _changed_models(
         self, subscription: Subscription, first: int, context: grpc.ServicerContext

@@ -49,7 +49,7 @@ class Registrations:
             self._store.manifest_changed(entry.row)
         else:  # the name stands for no image of its own any more
             self._store.retire(entry.row)
-        self._store.model_changes.tell([manifest.name])
+        self._store.model_changes.notify([manifest.name])
         return entry
 
     def unregister(self, reference: str, *, every: bool) -> None:
@@ -66,7 +66,7 @@ class Registrations:
             if manifest is not None:
                 self._transfers.forgotten(manifest)
         self._moved(before, after)
-        self._store.model_changes.tell([name])
+        self._store.model_changes.notify([name])
 
     def alias(self, reference: str, version: str, *, back: bool, remove: bool) -> Versions:
         """Show, switch, switch back or remove an alias. Return what the model has then.
@@ -80,7 +80,7 @@ class Registrations:
             return self._registry.versions(name)
         now = self._registry.remove_label(name, label) if remove else self._registry.switch(name, label, version)
         self._store.alias_changed(name)
-        self._store.model_changes.tell([name])
+        self._store.model_changes.notify([name])
         return now
 
     def _versions(self, name: object) -> Versions | None:

@@ -29,7 +29,7 @@ from trims.store.catalog import FILE_PREFIX
 from trims.store.pending_requests import Granted, Outcome, log_failure
 from trims.trace.context import parse_context
 from trims.trace.levels import Level
-from trims.trace.spans import is_recording, span, within
+from trims.trace.spans import Within, is_recording, span
 from trims.wire.answers import error_message
 from trims.wire.messages import Attach, Close, Open, Resume, Workspace
 
@@ -159,7 +159,7 @@ class Requests:
         model = (request.model or request.path) if isinstance(request, Open) else request.key[:16]
         serving = span("serve open", Level.APPLICATION, parent, model=model)
         try:
-            with within(serving.context):
+            with Within(serving.context):
                 self._pass_on(connection, request, serving.end)
         except TrimsError as error:
             serving.end(error)
@@ -178,7 +178,7 @@ class Requests:
                 outcome = ModelNotFoundError(f"no model {name!r} is registered")  # without a hint at others' models
             over(outcome if isinstance(outcome, TrimsError) else None)
             if log.isEnabledFor(logging.DEBUG):
-                _tell(connection, request, outcome)
+                _send_outcome(connection, request, outcome)
             self._answered(connection, request.id, outcome)
 
         whose = None if tenant is None else tenant.name
@@ -292,7 +292,7 @@ def name_of(connection: Connection, request: Open) -> str:
     return file_name(connection.peer, path) if path is not None else model or ""
 
 
-def _tell(connection: Connection, request: Open | Resume, outcome: Outcome) -> None:
+def _send_outcome(connection: Connection, request: Open | Resume, outcome: Outcome) -> None:
     """Log what came of a request."""
     asked = f"open {request.model or request.path}" if isinstance(request, Open) else f"resume {request.key[:16]}"
     facts = {"facts": {"model": request.model or request.path}} if isinstance(request, Open) else None

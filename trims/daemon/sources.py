@@ -74,12 +74,12 @@ class Sources:
             "large_pages": draft.pages is not None,
         }  # fmt: skip
 
-        def tell(moved: Moved) -> None:
+        def report(moved: Moved) -> None:
             on_progress(moved.done_bytes)
 
         journal = os.memfd_create("trims-journal", os.MFD_CLOEXEC)
         try:
-            self.fetcher.do("image", order, fds=[draft.fd, journal], wanted=lambda: not stopped(), on_moved=tell)
+            self.fetcher.do("image", order, fds=[draft.fd, journal], wanted=lambda: not stopped(), on_moved=report)
         except DeadlineError as error:
             raise LostPeerError(f"{image.address}: the daemon is shutting down") from error
         except (ArtifactError, DigestMismatchError) as error:

@@ -232,7 +232,7 @@ class ProgramTemplates:
         known.address, known.pid, known.nbytes = request.address, request.pid, request.nbytes
         known.modules, known.left_out = request.modules, request.left_out
         known.used_s = time.monotonic()
-        self._tell_apart(known, request.reads)
+        self._distinguish(known, request.reads)
         try:
             self._make_room(known)
         except CapacityError:
@@ -243,7 +243,7 @@ class ProgramTemplates:
     def _place(self, base: _Base, unread: Mapping[str, str]) -> _Place:
         return base, tuple(unread.get(name) for name in self._reads.get(base, ()))
 
-    def _tell_apart(self, known: _Known, reads: Sequence[str]) -> None:
+    def _distinguish(self, known: _Known, reads: Sequence[str]) -> None:
         """Distinguish the templates of a program by variables that its imports read."""
         base = known.place[0]
         names = tuple(sorted({*self._reads.get(base, ()), *reads}))

@@ -291,14 +291,14 @@ class Transfers:
         target, fetcher = image_address(order["address"], order["image"]["file"]), self._sources.fetcher
         pids = {fetcher.pid} - {None}
 
-        def tell(moved: Moved) -> None:
+        def report(moved: Moved) -> None:
             pushing.moved = moved
             pids.add(fetcher.pid)
 
         self._sources.pushes.begin(target)
         whole = False
         try:
-            done = fetcher.do("push", order, fds=[fd], wanted=lambda: not pushing.stop.is_set(), on_moved=tell)
+            done = fetcher.do("push", order, fds=[fd], wanted=lambda: not pushing.stop.is_set(), on_moved=report)
             whole = len(pids) < 2  # else a process was killed on the way, and may have left parts
         finally:
             self._sources.pushes.end(target, whole=whole)

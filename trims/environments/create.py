@@ -55,7 +55,7 @@ class Request:
 
 
 def make(
-    env_store: EnvironmentStore, request: Request, tell: Callable[[str], None] = lambda _: None
+    env_store: EnvironmentStore, request: Request, report: Callable[[str], None] = lambda _: None
 ) -> tuple[Made, bool]:
     """Make an environment, or find it.
 
@@ -78,13 +78,13 @@ def make(
         _check_fits(lock, python, request.lock)
     else:
         python = find_interpreter(request.python, find_uv())
-        lock = _resolve(env_store, uv, python, request.requirements, tell)
+        lock = _resolve(env_store, uv, python, request.requirements, report)
     name = lock.name()
     try:
         with env_store.claimed(name) as lock_fd:
             if lock_fd is None:
                 return _sound(env_store.read(name)), False
-            tell(f"installing {len(lock.pins)} packages into {env_store.folder / name}")
+            report(f"installing {len(lock.pins)} packages into {env_store.folder / name}")
             made = replace(_build(env_store.folder / name, uv, python, lock, lock_fd), trims=request.trims)
             env_store.settle(made)
             return made, True
@@ -125,10 +125,10 @@ def _resolve(
     uv: Uv,
     python: Interpreter,
     requested: tuple[str, ...],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Lock:
     requirements = with_ours(requested)
-    tell(f"resolving {', '.join(requirements)} for Python {python.version} with uv")
+    report(f"resolving {', '.join(requirements)} for Python {python.version} with uv")
     with env_store.workplace() as (folder, lock_fd):
         pins = uv.resolve(python, requirements, folder, lock_fd)
     return locked(pins, python.minor, python.platform, requested)

@@ -245,7 +245,7 @@ class EnvironmentStore:
         """
         with _opened(self.folder / name / _HELD) as fd:
             if not _try_lock(fd) and not force:
-                users = _told(_users((self.folder / name / _HELD).resolve()))
+                users = _format_pids(_users((self.folder / name / _HELD).resolve()))
                 raise InUseError(f"the environment {name} is in use by {users}; end it, or use --force")
             self._take_away(name)
 
@@ -366,7 +366,7 @@ def _users(path: Path) -> list[int]:
     return sorted(found)
 
 
-def _told(pids: list[int]) -> str:
+def _format_pids(pids: list[int]) -> str:
     """Return a text such as `process 12 (trims serve)`, for each process."""
     return ", ".join(f"process {pid}{_called(pid)}" for pid in pids) or "a process"
 

@@ -150,7 +150,7 @@ class Measurable(Protocol):
 
 
 @runtime_checkable
-class TellsSize(Protocol):
+class StatesSize(Protocol):
     """A converter that finds the least length of an image without parsing what is too large to be parsed here."""
 
     def least_bytes(self, artifact: Artifact) -> int:
@@ -162,7 +162,7 @@ class TellsSize(Protocol):
 
 
 @runtime_checkable
-class TellsSignature(Protocol):
+class StatesSignature(Protocol):
     """A converter whose artifacts say what requests bring and what answers have."""
 
     def signature(self, artifact: Artifact) -> Signature:
@@ -174,14 +174,14 @@ class TellsSignature(Protocol):
         ...
 
 
-def tells_signature(chosen: object) -> TypeGuard[TellsSignature]:
-    """Return whether a converter is a `TellsSignature`."""
-    return issubclass(type(chosen), TellsSignature)
+def states_signature(chosen: object) -> TypeGuard[StatesSignature]:
+    """Return whether a converter is a `StatesSignature`."""
+    return issubclass(type(chosen), StatesSignature)
 
 
-def tells_size(chosen: object) -> TypeGuard[TellsSize]:
-    """Return whether a converter is a `TellsSize`."""
-    return issubclass(type(chosen), TellsSize)
+def states_size(chosen: object) -> TypeGuard[StatesSize]:
+    """Return whether a converter is a `StatesSize`."""
+    return issubclass(type(chosen), StatesSize)
 
 
 def is_in_place_format(chosen: object) -> TypeGuard[InPlaceFormat]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BrokenWeightsError, ImageError, InternalError, NotInPlaceError
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.core.units import format_bytes
-from trims.formats.base import is_in_place_format, tells_size
+from trims.formats.base import is_in_place_format, states_size
 from trims.formats.conversion.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
 from trims.formats.plugins import naming_foreign
 from trims.image.in_place import InPlacePlan, plan_in_place
@@ -53,7 +53,7 @@ def least_image_bytes(artifact: Artifact) -> int:
         return 0
     try:
         if is_large(chosen, artifact):
-            return chosen.least_bytes(artifact) if tells_size(chosen) else 0
+            return chosen.least_bytes(artifact) if states_size(chosen) else 0
         if not is_in_place_format(chosen):
             return 0
         found = chosen.contents(artifact)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DeviceLostError, NotSupportedError, TrimsError
-from trims.keeper.pace import Paces
+from trims.keeper.pace import WayCosts
 from trims.memory.row_sums import COLUMNS, ROW_BYTES, weights
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DeviceSums:
         self._cuda = cuda
         self._kernels: dict[str, int] | None = None
         self._why_none = ""
-        self.paces = Paces()
+        self.costs = WayCosts()
 
     def sum(
         self, source: int, nbytes: int, on_progress: Callable[[int], None] | None = None, *, way: str | None = None
@@ -64,11 +64,11 @@ class DeviceSums:
         """
         kernels = self._working()
         if way is None:
-            way = self.paces.choose(tuple(kernels), nbytes, shared=False)
+            way = self.costs.choose(tuple(kernels), nbytes, shared=False)
         with contextlib.closing(_Scratch(self._cuda)) as memory:
             began = time.perf_counter()
             found = memory.sum(kernels[way], source, nbytes, 0, on_progress)
-            self.paces.record(way, nbytes, time.perf_counter() - began, shared=False)
+            self.costs.record(way, nbytes, time.perf_counter() - began, shared=False)
         return found, way
 
     @property

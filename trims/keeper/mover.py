@@ -29,7 +29,7 @@ import blake3
 
 from trims.core.errors import DeviceLostError, ImageError, TrimsError
 from trims.keeper.device_sums import DeviceSums
-from trims.keeper.pace import Paces, in_shared_memory
+from trims.keeper.pace import WayCosts, in_shared_memory
 from trims.keeper.pinned_segments import PinnedSegments
 from trims.memory.reading import Source, read_all
 from trims.memory.row_sums import Sum
@@ -115,7 +115,7 @@ class Mover:
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
         self._segments = PinnedSegments(cuda)
         self._sums = DeviceSums(cuda)
-        self.paces = Paces()
+        self.costs = WayCosts()
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -147,14 +147,14 @@ class Mover:
         if way is None and shared and self._segments.has(fd, nbytes):
             self._copy_registered(fd, nbytes, target, on_progress)  # at the speed of the link, whatever was measured
             return
-        way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
+        way = way or self.costs.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
         self._ready_lanes(nbytes)  # making them costs more than moving a small image, and must not be measured with it
         began = time.perf_counter()
         if way == "registered":
             way = self._registered(fd, nbytes, target, on_progress)
         else:
             self._staged(fd, nbytes, target, on_progress)
-        self.paces.record(way, nbytes, time.perf_counter() - began, shared=shared)
+        self.costs.record(way, nbytes, time.perf_counter() - began, shared=shared)
 
     def copy_out(self, source: int, nbytes: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy device memory to a file, which must be at least as long."""

@@ -45,7 +45,7 @@ class _Process:
             raise CapacityError(f"no process can be started to move images to the device: {error}") from error
         self.socket, self.pid = self._child.socket, self._child.pid
         self.socket.settimeout(SILENT_S)
-        self.told_to_end = False
+        self.asked_to_end = False
         # Reap the process as soon as it has ended, killed or at rest, so that no zombie is left.
         self._reaper = threading.Thread(target=self._child.wait, name="trims-mover", daemon=True)
         self._reaper.start()
@@ -54,8 +54,8 @@ class _Process:
     def lives(self) -> bool:
         return self._child.status is None
 
-    def tell_to_end(self) -> None:
-        self.told_to_end = True
+    def ask_to_end(self) -> None:
+        self.asked_to_end = True
         self.socket.close()
 
     def end(self) -> int:
@@ -90,7 +90,7 @@ class MoverProcess:
     def pid(self) -> int:
         """Return the number of the process that moves images now; 0 if there is none, or it is about to end."""
         process = self._process
-        return process.pid if process is not None and process.lives and not process.told_to_end else 0
+        return process.pid if process is not None and process.lives and not process.asked_to_end else 0
 
     def move(self, move: Move, allocation: Allocation, on_progress: Callable[[int], None]) -> str:
         """See `Moving.move`.
@@ -127,8 +127,8 @@ class MoverProcess:
 
     def rest(self) -> None:
         """See `Moving.rest`."""
-        if self._process is not None and not self._process.told_to_end:
-            self._process.tell_to_end()
+        if self._process is not None and not self._process.asked_to_end:
+            self._process.ask_to_end()
 
     def close(self) -> None:
         """See `Moving.close`."""
@@ -168,7 +168,7 @@ class MoverProcess:
 
     def _ready(self) -> _Process:
         process = self._process
-        if process is None or process.told_to_end or not process.lives:
+        if process is None or process.asked_to_end or not process.lives:
             self.close()
             self._process = process = _Process(self._options)
         return process

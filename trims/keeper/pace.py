@@ -26,14 +26,14 @@ def in_shared_memory(fd: int) -> bool:
     return True
 
 
-class Paces:
+class WayCosts:
     """Measured seconds per byte of each way in, and the choice by them.
 
     Sizes within a factor of four count as equal.
     """
 
     def __init__(self) -> None:
-        self._pace_s: dict[Kind, dict[str, float]] = {}
+        self._s_per_byte: dict[Kind, dict[str, float]] = {}
         self._chosen: Counter[Kind] = Counter()
 
     def choose(self, ways: Sequence[str], nbytes: int, *, shared: bool) -> str:
@@ -45,23 +45,23 @@ class Paces:
         if nbytes < TELLING_BYTES or len(ways) == 1:
             return ways[0]
         kind = self._kind(nbytes, shared=shared)
-        paces = self._pace_s.get(kind, {})
-        untried = [way for way in ways if way not in paces]
+        costs = self._s_per_byte.get(kind, {})
+        untried = [way for way in ways if way not in costs]
         if untried:
             return untried[0]
         self._chosen[kind] += 1
-        fastest_first = sorted(ways, key=paces.__getitem__)
+        fastest_first = sorted(ways, key=costs.__getitem__)
         turn, again = divmod(self._chosen[kind], _TRIED_AGAIN_AFTER)
         return fastest_first[0] if again else fastest_first[1 + turn % (len(ways) - 1)]
 
     def record(self, way: str, nbytes: int, took_s: float, *, shared: bool) -> None:
         """Record how long an image took that was moved this way."""
         if nbytes >= TELLING_BYTES:
-            self._pace_s.setdefault(self._kind(nbytes, shared=shared), {})[way] = took_s / nbytes
+            self._s_per_byte.setdefault(self._kind(nbytes, shared=shared), {})[way] = took_s / nbytes
 
     def of(self, nbytes: int, *, shared: bool) -> dict[str, float]:
         """Return the last measured seconds per byte for such an image, by way."""
-        return dict(self._pace_s.get(self._kind(nbytes, shared=shared), {}))
+        return dict(self._s_per_byte.get(self._kind(nbytes, shared=shared), {}))
 
     @staticmethod
     def _kind(nbytes: int, *, shared: bool) -> Kind:

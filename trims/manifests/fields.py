@@ -88,7 +88,7 @@ class _Reading:
         try:
             return msgspec.convert(prepared, kind, strict=True)
         except msgspec.ValidationError as error:
-            raise self._told(str(error)) from error
+            raise self._named(str(error)) from error
 
     def _prepared(self, kind: inspect.Type, raw: Any, path: str) -> Any:
         """Return a value as msgspec takes it: unknown fields refused, `null` left out, each way of writing read."""
@@ -125,7 +125,7 @@ class _Reading:
         known_words = ", ".join(sorted(known))
         raise ManifestError(f"{self._place(path)}: unknown field {unknown[0]!r:.80}; {hint}known are {known_words}")
 
-    def _told(self, message: str) -> ManifestError:
+    def _named(self, message: str) -> ManifestError:
         """Return the error of a place, from that of msgspec or of a struct's own check."""
         found = _ERROR.match(message)
         assert found is not None, "everything matches"

@@ -24,7 +24,7 @@ _MOST_CAUSES = 20
 _MOST_LETTERS = 8000
 
 
-def tells_of_memory(text: str) -> bool:
+def names_memory(text: str) -> bool:
     """Return whether a text says that memory was refused."""
     return any(sign in text for sign in _SIGNS)
 
@@ -47,7 +47,7 @@ def _is_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     try:
-        return tells_of_memory(f"{type(error).__name__}: {error}"[:_MOST_LETTERS])
+        return names_memory(f"{type(error).__name__}: {error}"[:_MOST_LETTERS])
     except Exception:  # noqa: BLE001 - the class of an exception may be a user's, with a method that is broken
         return False
 

@@ -310,9 +310,9 @@ class Host:
         op = message["op"]
         if op == "imported":
             self._take(message)
-        elif op == "spoilt":
+        elif op == "unfit":
             others, runs = message.get("others", []), self._program >= 0
-            self._making.spoilt(message["modules"], message["why"], others, runs=runs)
+            self._making.leave_out_culprit(message["modules"], message["why"], others, runs=runs)
         elif op in ("forked", "refused"):
             self._forked(template, message, fds)
         elif op == "stopped":

@@ -182,7 +182,7 @@ class Making:
     def begin_when_quiet(self, now_s: float) -> None:
         """Begin if the first run has imported something, and nothing more for a while.
 
-        It may be in the middle of an import: see `spoilt`. Raises UnfitError.
+        It may be in the middle of an import: see `leave_out_culprit`. Raises UnfitError.
         """
         _, end = read_names(self._names, 0)
         if end != self._seen[0]:
@@ -244,7 +244,7 @@ class Making:
         self._rounds = 0
         return template, files
 
-    def spoilt(self, modules: Sequence[str], why: str, others: Sequence[str], *, runs: bool) -> None:
+    def leave_out_culprit(self, modules: Sequence[str], why: str, others: Sequence[str], *, runs: bool) -> None:
         """Begin once more, without modules that have made the template unfit. Raises UnfitError.
 
         Args:

@@ -250,7 +250,10 @@ class Remote:
 
         def do() -> dict[str, Any]:
             return self._fetcher.do(
-                "fetch", order, wanted=lambda: any(each() for each in list(flight.wanted)), on_moved=flight.running.tell
+                "fetch",
+                order,
+                wanted=lambda: any(each() for each in list(flight.wanted)),
+                on_moved=flight.running.report,
             )
 
         try:

@@ -178,7 +178,7 @@ def build_store(
     )
     feed.connect(fills, shell)
     shell.connect(again=opens.again, filled=fills.follow)
-    resolver.connect(superseded=fills.supersede, changed=model_changes.tell, is_on_host=shell.is_on_host)
+    resolver.connect(superseded=fills.supersede, changed=model_changes.notify, is_on_host=shell.is_on_host)
     return Store(
         Parts(
             tiers=by_place, resolver=resolver, catalog=catalog, counters=counters, residency=residency, runner=runner,

@@ -142,9 +142,9 @@ class DeviceLeases:
         self._shell.feed(WorkspaceKnown(at_s=self._clock(), key=extent.key, nbytes=counted))
         return counted
 
-    def tell_losses_to(self, tell: Callable[[Lease, str], None]) -> None:
-        """Have `tell` called with each lease that ends because its memory is gone, and the reason."""
-        self._shell.notices.subscribe_to_losses(tell)
+    def subscribe_to_losses(self, notify: Callable[[Lease, str], None]) -> None:
+        """Have `notify` called with each lease that ends because its memory is gone, and the reason."""
+        self._shell.notices.subscribe_to_losses(notify)
 
     def lost(self, place: Place) -> None:
         """Notify the sessions that read on a device that its keeper has ended."""

@@ -32,17 +32,17 @@ class Subscription:
 
     watcher: str = ""
     number: int = 0
-    told: int = 0
+    notified: int = 0
     confirmed: int = -1
     is_late: bool = False
     _names: dict[str, None] = field(default_factory=dict)
     _all: bool = False
     _ready: threading.Condition = field(default_factory=threading.Condition)
 
-    def tell(self, names: Iterable[str], sequence: int = 0) -> None:
+    def notify(self, names: Iterable[str], sequence: int = 0) -> None:
         """Add names. Never blocks."""
         with self._ready:
-            self.told = sequence
+            self.notified = sequence
             self._names.update(dict.fromkeys(names))
             if len(self._names) > _MOST_NAMES:
                 self._names, self._all = {}, True
@@ -55,7 +55,7 @@ class Subscription:
         """
         with self._ready:
             self._ready.wait_for(lambda: self._names or self._all, timeout_s)
-            taken = list(self._names), self._all, self.told
+            taken = list(self._names), self._all, self.notified
             self._names, self._all = {}, False
             return taken
 
@@ -85,14 +85,14 @@ class ModelChanges:
             self._subscriptions.pop(subscription.number, None)
             self._moved.notify_all()
 
-    def tell(self, names: Iterable[str]) -> None:
+    def notify(self, names: Iterable[str]) -> None:
         """Pass names of models that changed on to every subscriber. Never blocks."""
         with self._moved:
             self._sequence += 1
             if self._subscriptions:
                 named = tuple(names)
                 for each in self._subscriptions.values():
-                    each.tell(named, self._sequence)
+                    each.notify(named, self._sequence)
 
     def confirm(self, number: int, sequence: int) -> None:
         """Note that a subscriber has acted on all changes up to this one. One that is gone is ignored."""
@@ -100,7 +100,7 @@ class ModelChanges:
             found = self._subscriptions.get(number)
             if found is not None:
                 found.confirmed = max(found.confirmed, sequence)
-                found.is_late = found.is_late and found.confirmed < found.told
+                found.is_late = found.is_late and found.confirmed < found.notified
                 self._moved.notify_all()
 
     def unconfirmed(self, timeout_s: float) -> list[str]:

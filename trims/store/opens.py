@@ -1,7 +1,7 @@
 """Opens: the way of a request from a name to its answer.
 
 1. Resolve: the image that the name stands for, from memory if its files were looked at just now, else by a lookup.
-2. Ask: residency is asked for the image, under the conditions of the request and of the manifest (`terms`).
+2. Ask: residency is asked for the image, under the conditions of the request and of the manifest (`options`).
 3. Answer: the shell answers when the image is there or cannot be. An answer that is not the request's fault (a broken
    replica, an artifact that has changed) sends the request through the steps once more (`again`).
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from trims.tiers.cloud import CloudImage
 
 #: Names whose conditions are kept; then all are dropped, and worked out again when they are asked for.
-_TERMS_KEPT = 4096
+_OPTIONS_KEPT = 4096
 
 
 class Opens:
@@ -104,7 +104,7 @@ class Opens:
         self._rested: TimerHeap[str] = TimerHeap(lambda at_s, name: self._resting.get(name) == at_s)
         self._resting_lock = threading.Lock()
         #: Residency options, by name.
-        self._terms: dict[str, ResidencyOptions] = {}
+        self._options: dict[str, ResidencyOptions] = {}
         self.lookups = Lookups(resolver, self._found, pools, pace, readers=readers, never_fits=shell.never_fits)
 
     def open(
@@ -195,7 +195,7 @@ class Opens:
         known = self._resolver.remembered(name)
         if known is not None and known.in_place is not None:
             self._too_large[known.in_place] = None
-            while len(self._too_large) > _TERMS_KEPT:
+            while len(self._too_large) > _OPTIONS_KEPT:
                 self._too_large.popitem(last=False)
 
     def _judge(self, ask: PendingRequest, resolved: Resolved) -> None:
@@ -206,7 +206,7 @@ class Opens:
         """
         if resolved.in_place is None:
             return
-        terms = self._terms_of(resolved)
+        options = self._options_of(resolved)
         self._shell.carry_demand(resolved.in_place, resolved.key)
         if resolved.manifest.residency.place is None and not self._shell.is_resident(resolved.key, CPU):
             ask.resolved, ask.answer = resolved, _ignore
@@ -216,9 +216,9 @@ class Opens:
                 place=CPU,
                 waiter=ask.waiter,
                 anywhere=True,
-                modest=terms.kept,
+                modest=options.kept,
                 in_place=resolved.in_place,
-                keep=terms.keep,
+                keep=options.keep,
             )
             self._shell.ask(ask, event)
 
@@ -278,9 +278,9 @@ class Opens:
         if stated is CLOUD:
             ask.answer(NotSupportedError(f"{resolved.name} cannot be read in the cloud; open it at cpu, disk or gpu"))
             return
-        terms = self._terms.get(resolved.name)
-        if terms is None or terms.resolved is not resolved:
-            terms = self._terms_of(resolved)
+        options = self._options.get(resolved.name)
+        if options is None or options.resolved is not resolved:
+            options = self._options_of(resolved)
         elif resolved.cloud is not None and self._know is not None and not self._shell.is_on_host(resolved.key):
             self._know(resolved.cloud)  # again, if it was found broken: what lies there may be right by now
         reads = ask.waiter.wants_lease or (ask.hint and not self._shell.is_resident(resolved.key, DISK))
@@ -294,9 +294,9 @@ class Opens:
             place=place,
             waiter=ask.waiter,
             anywhere=anywhere,
-            modest=anywhere and terms.kept,
+            modest=anywhere and options.kept,
             in_place=resolved.in_place if anywhere and not ask.verified else None,
-            keep=STAYS if place is DISK else terms.keep,
+            keep=STAYS if place is DISK else options.keep,
             workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
         )
         if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
@@ -312,17 +312,17 @@ class Opens:
         opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
         return resolved.hashed or resolved.unproven or opened_again or self._pins.is_pinned(resolved.name)
 
-    def _terms_of(self, resolved: Resolved) -> ResidencyOptions:
+    def _options_of(self, resolved: Resolved) -> ResidencyOptions:
         """Return a name's options; when it is first opened after a look, take note of all its manifest states."""
         if resolved.cloud is not None and self._know is not None:
             self._know(resolved.cloud)
         self._pins.stated(resolved, resolved.epoch)
         self._workspace.stated(resolved)
-        terms = ResidencyOptions.of(resolved, self._keep_alive_s)
-        if len(self._terms) >= _TERMS_KEPT:
-            self._terms.clear()
-        self._terms[resolved.name] = terms
-        return terms
+        options = ResidencyOptions.of(resolved, self._keep_alive_s)
+        if len(self._options) >= _OPTIONS_KEPT:
+            self._options.clear()
+        self._options[resolved.name] = options
+        return options
 
     def _request_file(self, ask: PendingRequest, resolved: Resolved) -> None:
         """Request the artifact's own files."""

@@ -170,8 +170,8 @@ class Pending:
 def log_failure(what: str, level: int = logging.WARNING) -> Callable[[Outcome], None]:
     """Return an `answer` for a request that no client waits for: it logs a failure, with what that means."""
 
-    def tell(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         if isinstance(outcome, TrimsError):
             log.log(level, "%s: %s", what, outcome)
 
-    return tell
+    return report

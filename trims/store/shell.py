@@ -128,7 +128,7 @@ class Shell:
             Free: self._bind_free,
             Lost: self._bind_lost,
             Failed: self._bind_failed,
-            Changed: watchers.tell,
+            Changed: watchers.notify,
         }
 
     def connect(self, *, again: Callable[[PendingRequest, TrimsError], None], filled: Callable[[Filled], None]) -> None:

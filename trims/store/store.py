@@ -172,13 +172,13 @@ class Store:
         self._opens.lookups.end_session(session)
         self._shell.end_session(session)
 
-    def tell_upgrades_to(self, tell: Callable[[int, str], None]) -> None:
-        """Have `tell` called once for each session that reads an image from disk, when it lies in shared memory, too.
+    def subscribe_to_upgrades(self, notify: Callable[[int, str], None]) -> None:
+        """Have `notify` called once for each session that reads an image from disk, when it lies in shared memory, too.
 
         Args:
             tell: Takes the session and the key of the image.
         """
-        self._shell.notices.subscribe_to_upgrades(tell)
+        self._shell.notices.subscribe_to_upgrades(notify)
 
     def taken_up(self, session: int, key: str) -> None:
         """Note that a session holds an image on disk again, as before a restart: it may lie in shared memory by now."""

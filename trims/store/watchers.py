@@ -43,7 +43,7 @@ class Watchers:
         with self._lock:
             self._queues.discard(watcher)
 
-    def tell(self, change: Changed) -> None:
+    def notify(self, change: Changed) -> None:
         """Pass a change on to every watcher. Never blocks: a full watcher loses it."""
         log.debug(
             "%s at %s: %s -> %s: %s", change.key[:16], change.place, change.old.value, change.new.value, change.why

@@ -7,7 +7,7 @@ to an adopter here (PR_SET_CHILD_SUBREAPER), not to process 1:
 1. to their predictor, for as long as it lives;
 2. then to the template, which ends what a predictor has left (`end_strays`);
 3. if the template is gone, to the guard, which does the same. The guard can separate predictors from what they have
-   left, because the template reports each predictor (`Told`). It runs until the last predictor has ended, and ends
+   left, because the template reports each predictor (`Reports`). It runs until the last predictor has ended, and ends
    all that is left then, or when its lifeline ends.
 
 In a namespace the guard is also why the end of bubblewrap may end everything: bubblewrap ends when its program does,
@@ -34,7 +34,7 @@ BEGUN, HELPS, ENDED = b"+", b"h", b"-"
 _MOST_BYTES = _LINE.size << 10
 
 
-class Told:
+class Reports:
     """Reports of a template to its guard: which of its children are predictors, and which its modules have started.
 
     A predictor is reported before any other process can know of it.
@@ -57,7 +57,7 @@ class Told:
             self._fd = -1
 
 
-def guarded(lifeline: int, sock: int) -> Told:
+def guarded(lifeline: int, sock: int) -> Reports:
     """Go on in a fork of this process, which stays behind as the guard and never returns.
 
     Call it while there is one thread, and in a process group that the lifeline does not end.
@@ -71,17 +71,17 @@ def guarded(lifeline: int, sock: int) -> Told:
     """
     adopt()
     guard = os.getpid()
-    hears, tells = os.pipe()
+    read_fd, report_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(hears)
+        os.close(read_fd)
         os.setsid()
         die_with(guard)
-        return Told(tells)
+        return Reports(report_fd)
     try:
         os.close(sock)
-        os.close(tells)
-        _Guard(lifeline, pid, hears).run()
+        os.close(report_fd)
+        _Guard(lifeline, pid, read_fd).run()
     finally:
         os._exit(0)
 
@@ -94,11 +94,11 @@ class _Guard:
         hears: The end of a pipe on which the template reports predictors.
     """
 
-    def __init__(self, lifeline: int, template: int, hears: int) -> None:
+    def __init__(self, lifeline: int, template: int, read_fd: int) -> None:
         self._lifeline = lifeline
         self._template: int | None = template
-        self._hears = hears
-        os.set_blocking(hears, False)
+        self._hears = read_fd
+        os.set_blocking(read_fd, False)
         self._predictors: set[int] = set()
         self._helpers: set[int] = set()
         self._poll = select.poll()
@@ -133,14 +133,14 @@ class _Guard:
         sets = {BEGUN: self._predictors.add, HELPS: self._helpers.add, ENDED: self._predictors.discard}
         while True:
             try:
-                told = os.read(self._hears, _MOST_BYTES)
+                reports = os.read(self._hears, _MOST_BYTES)
             except BlockingIOError:
                 return
-            if not told:  # the template and all that it forked have let go of it
+            if not reports:  # the template and all that it forked have let go of it
                 with contextlib.suppress(KeyError):
                     self._poll.unregister(self._hears)
                 return
-            for what, pid in _LINE.iter_unpack(told):
+            for what, pid in _LINE.iter_unpack(reports):
                 sets[what](pid)
 
     def _reap(self) -> list[int]:

@@ -258,7 +258,7 @@ class RegistryContract:
             assert _line(other) == "['ours', 'theirs']"
             assert registry.names() == ["ours", "theirs"]
             registry.remove("ours")
-            _tell(other)
+            _nudge(other)
             assert _line(other) == "['theirs']"
 
     def test_what_another_process_has_replaced_is_got_at_the_next_look(self, registry: Registry, place: Path) -> None:
@@ -282,8 +282,8 @@ class RegistryContract:
             pytest.skip("manifests are the process's own")
         with self.process(place, "race", "one") as one, self.process(place, "race", "two") as two:
             assert [_line(each) for each in (one, two)] == ["ready", "ready"]
-            _tell(one)
-            _tell(two)
+            _nudge(one)
+            _nudge(two)
             won = {text: _line(each) for text, each in (("one", one), ("two", two))}
         assert sorted(won.values()) == ["ModelExistsError", "kept"]
         registry = self.open(place)
@@ -474,7 +474,7 @@ class RegistryContract:
         with self.process(place, "shows") as other:
             assert _line(other) == "1"
             versions.switch("m", "", "2")
-            _tell(other)
+            _nudge(other)
             assert _line(other) == "2"
 
     def test_closing_twice_is_fine(self, registry: Registry) -> None:
@@ -576,7 +576,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     return line.rstrip("\n")
 
 
-def _tell(process: subprocess.Popen[str]) -> None:
+def _nudge(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("go on\n")
     process.stdin.flush()

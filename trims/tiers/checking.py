@@ -43,7 +43,7 @@ class Skipped:
         """Add a replica, or a file that may be one, that could not be looked at."""
         self._names.setdefault(error.strerror or str(error), []).append(name)
 
-    def tell(self) -> None:
+    def log_all(self) -> None:
         """Log the skipped replicas, a line for each reason: a lack of descriptors may concern hundreds of files."""
         for reason, (first, *more) in self._names.items():
             if more:

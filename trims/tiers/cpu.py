@@ -103,7 +103,7 @@ class CpuTier:
             extent = self._find(name)
             if extent is not None:
                 yield self._hold(extent)
-        self._skipped.tell()
+        self._skipped.log_all()
 
     def leave(self, extent: Extent) -> None:
         """See `Tier.leave`."""

@@ -108,7 +108,7 @@ class DiskTier:
             extent = self._find(path)
             if extent is not None:
                 yield extent
-        self._skipped.tell()
+        self._skipped.log_all()
 
     def leave(self, extent: Extent) -> None:
         """See `Tier.leave`."""

@@ -218,7 +218,7 @@ class Channel:
         self._forget(slot)
         return False
 
-    def tell(self, message: Message, until_s: float | None = None) -> bool:
+    def notify(self, message: Message, until_s: float | None = None) -> bool:
         """Send a message that gets no answer. Return False if the socket had no room before `until_s`: nothing is sent.
 
         A hang-up of the peer is not noticed here.

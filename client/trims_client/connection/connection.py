@@ -280,7 +280,7 @@ def _give_back_owed(channel: Channel, until_s: float = 0.0) -> bool:
             number = channel.owed.popleft()
         except IndexError:  # another thread was faster
             break
-        if not channel.tell({"op": "close", "lease": number}, until_s):
+        if not channel.notify({"op": "close", "lease": number}, until_s):
             channel.owed.appendleft(number)
             return False
     return True

@@ -161,7 +161,7 @@ def build(
             made = make(options, given)
         made.host_copies = tuple(on_host)
         if on_host:
-            _tell(weights, on_host)
+            _log_placement(weights, on_host)
         return made
 
 
@@ -175,7 +175,7 @@ def _check_may_be_copied(weights: Weights, name: str) -> None:
         )
 
 
-def _tell(weights: Weights, on_host: Sequence[str]) -> None:
+def _log_placement(weights: Weights, on_host: Sequence[str]) -> None:
     import logging
 
     nbytes = sum(weights.layout.tensors[name].nbytes for name in on_host)

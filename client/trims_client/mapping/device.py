@@ -176,12 +176,12 @@ def _connect(kind: str, uuid: str) -> tuple[Borrowing, Device]:
                 _connected[kind, uuid] = (cuda, cuda.retain(uuid))
             except NotSupportedError as error:
                 raise NotSupportedError(
-                    f"models on the device {uuid} cannot be opened here: {error}{_told_variable()}"
+                    f"models on the device {uuid} cannot be opened here: {error}{_runtime_variable()}"
                 ) from error
     return _connected[kind, uuid]
 
 
-def _told_variable() -> str:
+def _runtime_variable() -> str:
     """Return what hides devices from this process; empty if nothing does."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if chosen is None else f"; CUDA_VISIBLE_DEVICES is {chosen!r} here, which hides others"
@@ -224,7 +224,7 @@ class _Open:
         pause_s: Seconds between the last two tries.
     """
 
-    __slots__ = ("again_at_s", "cuda", "device", "head", "memory", "opened", "pause_s", "process", "told")
+    __slots__ = ("again_at_s", "cuda", "device", "head", "memory", "opened", "pause_s", "process", "was_logged")
 
     def __init__(self, device: str, cuda: Borrowing, memory: BorrowedMemory, opened: Opened, head: memoryview) -> None:
         self.device = device
@@ -233,7 +233,7 @@ class _Open:
         self.opened = opened
         self.head = head
         self.process = os.getpid()
-        self.told = False
+        self.was_logged = False
         self.again_at_s = self.pause_s = 0.0
 
     def close(self) -> None:
@@ -254,17 +254,17 @@ class _Open:
         except DeviceLostError:
             return True  # the context is lost, and the mapping with it
         except Exception as error:  # noqa: BLE001 - logged, and tried again; a finaliser has no caller to raise to
-            self._tell(error)
+            self._log_once(error)
             # Each try waits for the device, which ruins a graph that another thread captures: so the pauses grow.
             self.again_at_s = time.monotonic() + self.pause_s
             self.pause_s = min(max(_PAUSE_S, 2 * self.pause_s), _LONGEST_PAUSE_S)
         return closed
 
-    def _tell(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Log a warning, once: closing is tried many times."""
-        if self.told:
+        if self.was_logged:
             return
-        self.told = True
+        self.was_logged = True
         import logging
 
         # As text: a log record that keeps the exception would keep the objects in its traceback alive.

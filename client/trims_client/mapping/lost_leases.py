@@ -1,7 +1,7 @@
 """Handling of an open model's lost memory in a session. Imported only when the daemon sends an event.
 
 The thread that reads the connection only queues events: it reads for all threads and must not wait for a lock. `hear`
-records losses, and images that lie at a better place; `tell` reports losses to the user, with no lock held.
+records losses, and images that lie at a better place; `report` reports losses to the user, with no lock held.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def hear(channel: Channel, mappings: MappedImages) -> None:
             mappings.upgrades.append(Upgrade(channel, key, place))
 
 
-def tell(mappings: MappedImages, on_lost: Callable[[Loss], None] | None) -> None:
+def report(mappings: MappedImages, on_lost: Callable[[Loss], None] | None) -> None:
     """Log each loss and call `on_lost`. Never raises."""
     while mappings.untold:
         try:

@@ -254,7 +254,7 @@ def _why_not(isolation: Isolation, runtime_dir: str) -> str:
     return "" if done.status == 0 else done.last_words(1, exit_words(done.status))[:200]
 
 
-def tell_status(status: int) -> str:
+def format_status(status: int) -> str:
     """Return in words how a process ended."""
     return f"it {exit_words(status, killed_words())}"
 

@@ -14,7 +14,7 @@ from trims.core.errors import LostPeerError, PredictorError
 from trims.process import messages
 from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, weigh
 from trims.trace.children import take_spans
-from trims_predictors.children.launcher import tell_status
+from trims_predictors.children.launcher import format_status
 from trims_predictors.children.worker_process import PredictorProcess
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.worker.prefault import WrittenPages
@@ -59,7 +59,7 @@ class Template:
         self._child = launcher.start("trims_predictors.worker.template", environment).child
         self.modules = frozenset(modules)
         #: Reason why the template, once ready, may not be forked; None if it may be.
-        self.spoilt: str | None = None
+        self.unfit: str | None = None
         #: Modules that it could not import, and why.
         self.failed: dict[str, str] = {}
         self.lost: str | None = None
@@ -107,22 +107,22 @@ class Template:
             self.failed.update(answer["failed"])
             for module, why in answer["failed"].items():
                 _log.debug("a template could not import %s: %s", module, why)
-            self.spoilt = answer["spoilt"]
+            self.unfit = answer["unfit"]
         self._give_way_no_more()
 
     def _give_way_no_more(self) -> None:
         if self._niceness:
             self._niceness = 0
-            self._tell_kernel()
+            self._set_weight()
 
-    def _tell_kernel(self) -> None:
+    def _set_weight(self) -> None:
         """Set the weight of its session; predictors have sessions of their own, with as much as any."""
         if self.lost is not None:  # else the number may be another process's
             return
         try:
             weigh(self.pid, self._niceness)
         except BlockingIOError:
-            asyncio.get_running_loop().call_later(CHANGE_PAUSE_S, self._tell_kernel)
+            asyncio.get_running_loop().call_later(CHANGE_PAUSE_S, self._set_weight)
         except OSError as error:
             _log.debug("a template cannot give way: %s", error)
 
@@ -184,7 +184,7 @@ class Template:
             self._guard = pid_behind(guard, self._child.pid)
             os.close(guard)
             if self._niceness:
-                self._tell_kernel()
+                self._set_weight()
                 asyncio.get_running_loop().call_later(_GIVES_WAY_S, self._give_way_no_more)
             return
         answer = self._answers.popleft()
@@ -212,7 +212,7 @@ class Template:
             if not status.done():
                 await asyncio.wait({status}, timeout=_LAST_WORDS_S)  # what the template wrote before its end
             if status.done():
-                return tell_status(status.result())
+                return format_status(status.result())
             return "it ended, and so did its template, which alone could tell how"
         finally:
             del self._statuses[pid]

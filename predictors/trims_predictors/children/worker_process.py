@@ -23,10 +23,10 @@ from trims.core.errors import (
     from_code,
 )
 from trims.core.functions import raised_of
-from trims.memory.shortage import tells_of_memory
+from trims.memory.shortage import names_memory
 from trims.process.messages import close_all
 from trims.trace.children import IN_FILE, ask_for_spans, take_spans, take_spans_in_file
-from trims_predictors.children.launcher import tell_status
+from trims_predictors.children.launcher import format_status
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
@@ -81,7 +81,7 @@ class PredictorProcess:
         pid: int,
         pidfd: int,
         how: str,
-        tell_status: Callable[[], Awaitable[str]],
+        format_status: Callable[[], Awaitable[str]],
         *,
         lifeline: Lifeline | None = None,
         pages: WrittenPages | None = None,
@@ -95,7 +95,7 @@ class PredictorProcess:
         self._memory_bytes: int | None = None
         self._pidfd = pidfd
         self._lifeline = lifeline
-        self._tell_status = tell_status
+        self._status_words = format_status
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.going: asyncio.Future[None] = self._loop.create_future()
@@ -147,7 +147,7 @@ class PredictorProcess:
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
         self._on_part = on_part
         try:
-            await self._tell({**ask_for_spans(message), "request": self._request}, tensors)
+            await self._send({**ask_for_spans(message), "request": self._request}, tensors)
             answer = _checked(await self._awaited(self._answer, deadline_s))
             take_spans(answer, self.pid, "predictor")
             if answer.get("kept_inputs"):
@@ -206,7 +206,7 @@ class PredictorProcess:
             return await asyncio.wait_for(asyncio.shield(self.ended), _STATUS_S)
         return otherwise
 
-    async def _tell(self, message: Message, tensors: Sequence[Tensor] | None) -> None:
+    async def _send(self, message: Message, tensors: Sequence[Tensor] | None) -> None:
         if tensors is None:
             self._peer.send(message)
             return
@@ -273,13 +273,13 @@ class PredictorProcess:
 
     def stop_run(self) -> None:
         """Have the run that goes on end early, if its predictor can. Never raises."""
-        self._tell_run({"op": "stop"})
+        self._send_to_run({"op": "stop"})
 
     def share_threads(self, count: int) -> None:
         """Have the run that goes on compute with so many threads, if its predictor can. Never raises."""
-        self._tell_run({"op": "share", "threads": count})
+        self._send_to_run({"op": "share", "threads": count})
 
-    def _tell_run(self, message: Message) -> None:
+    def _send_to_run(self, message: Message) -> None:
         if self._answer is not None and not self._answer.done():
             with contextlib.suppress(LostPeerError):
                 self._peer.send({**message, "request": self._request})
@@ -312,13 +312,13 @@ class PredictorProcess:
             self._lifeline.close()
 
     async def _reap(self) -> None:
-        status = await self._tell_status()
+        status = await self._status_words()
         self.ended.set_result(self._why_killed or f"{status}{self._lack_of_memory()}")
         self._break(LostPeerError(self.ended.result()))
 
     def _lack_of_memory(self) -> str:
         """Return which limit of memory it has met, if what it printed last says that it has met one."""
-        if self._output is None or not tells_of_memory(self._output.last_words()):
+        if self._output is None or not names_memory(self._output.last_words()):
             return ""
         return f" for lack of memory: {memory_words(self._memory_bytes)}"
 
@@ -370,7 +370,7 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
         undo.pop_all()
 
     async def status() -> str:
-        return tell_status(child.reap())
+        return format_status(child.reap())
 
     return PredictorProcess(
         child.socket, child.pid, pidfd, "spawned", status, lifeline=child.lifeline, output=started.output

@@ -90,14 +90,14 @@ def _run(options: argparse.Namespace) -> None:
         note(f"the template could not import {module}; the handler was run without")
     if found.forgot is not None:
         note(f"what the template had learned is left out, because it cannot be forked with that: {found.forgot}")
-    if found.spoilt is not None:
-        note(f"the template cannot be forked, so the cold start is that of a fresh process: {found.spoilt}")
+    if found.unfit is not None:
+        note(f"the template cannot be forked, so the cold start is that of a fresh process: {found.unfit}")
     if options.json:
         say_json(_as_json(found, answer))
         return
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     sys.stdout.flush()
-    for line in told(found):
+    for line in report_lines(found):
         note(line)
 
 
@@ -156,7 +156,7 @@ def _headers(stated: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def told(found: Invoked) -> Sequence[str]:
+def report_lines(found: Invoked) -> Sequence[str]:
     """Return lines that report the invocations, with a table of the stages."""
     from trims.cli.output import table_lines
     from trims.core.units import format_seconds

@@ -67,8 +67,8 @@ class CallTemplates:
         ]
         began = time.perf_counter()
         template = await self._started(known, may_fail=bool(known))
-        if known and template.spoilt is not None:
-            self.forgot = template.spoilt
+        if known and template.unfit is not None:
+            self.forgot = template.unfit
             self._keep([])
             template = await self._started([], may_fail=False)
         else:
@@ -86,12 +86,12 @@ class CallTemplates:
         except LostPeerError as error:
             if not may_fail:
                 raise
-            template.spoilt = str(error)
+            template.unfit = str(error)
         return template
 
     async def fork(self) -> PredictorProcess:
         """Return a new process: a fork, or a fresh Python process if the template may not be forked."""
-        if self.serving.spoilt is not None:
+        if self.serving.unfit is not None:
             return spawn(self._launcher, self._environment)
         return await self.serving.fork()
 
@@ -119,8 +119,8 @@ class CallTemplates:
             Why it cannot be forked, so that the last one stays; None if it can.
         """
         template = await self._started([*self.knew, *new], may_fail=True)
-        if template.spoilt is not None:
-            return template.spoilt
+        if template.unfit is not None:
+            return template.unfit
         self._keep([name for name in (*self.knew, *new) if name not in template.failed])
         self.serving = template
         return None

@@ -99,7 +99,7 @@ class Invoked:
     Attributes:
         template_s: Seconds to start the template and to import in it: once for all functions of a machine.
         not_imported: Modules to preload that the template could not import.
-        spoilt: Why the template could not be forked, so that the cold invocation has a fresh process; None if it could.
+        unfit: Why the template could not be forked, so that the cold invocation has a fresh process; None if it could.
         cold: The first one.
         fresh: The invocation to compare with, if it was asked for.
         later: Cold invocations after the first one.
@@ -112,7 +112,7 @@ class Invoked:
 
     template_s: float
     not_imported: tuple[str, ...]
-    spoilt: str | None
+    unfit: str | None
     cold: Invocation
     warm: tuple[Invocation, ...]
     fresh: Invocation | None
@@ -155,7 +155,7 @@ async def _invoke(call: Call) -> Invoked:
 async def _measured(call: Call, deployment: Deployment, launcher: Launcher, templates: CallTemplates) -> Invoked:
     first = templates.serving
     cold, warm, imported = await _cold_and_warm(call, deployment, templates)
-    new = [] if first.spoilt else templates.new_of(imported, os.path.dirname(call.handler))
+    new = [] if first.unfit else templates.new_of(imported, os.path.dirname(call.handler))
     learns = bool(new) and (call.cold_repeat > 0 or templates.keeps)
     not_learned = await templates.learn(new) if learns else None
     learned = tuple(name for name in new if learns and not not_learned and name not in templates.serving.failed)
@@ -163,7 +163,7 @@ async def _measured(call: Call, deployment: Deployment, launcher: Launcher, temp
     return Invoked(
         template_s=templates.started_s,
         not_imported=tuple(sorted(first.failed.keys() & set(call.preload))),
-        spoilt=first.spoilt,
+        unfit=first.unfit,
         cold=cold,
         warm=warm,
         fresh=await _fresh(call, deployment, launcher) if call.compare else None,

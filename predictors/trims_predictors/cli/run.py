@@ -90,11 +90,11 @@ def _run_once(options: argparse.Namespace, given: list[str]) -> None:
     except (CallerError, PredictorError) as error:
         if not inputs.guessed:
             raise
-        raise type(error)(f"{error}; {inputs.told_guesses()}") from error
+        raise type(error)(f"{error}; {inputs.format_guesses()}") from error
     if options.json:
         say_json(_as_json(found))
     else:
-        _tell(found)
+        _print(found)
 
 
 def registered(model: str, runtime_dir: str | None, *, quiet: bool = False) -> str:
@@ -187,14 +187,14 @@ def _as_json(found: Ran) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(found: Ran) -> None:
+def _print(found: Ran) -> None:
     from trims.cli.output import say
 
     for tensor in found.outputs:
         say(f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}")
         say("\n".join(f"  {line}" for line in _values(tensor).splitlines()))
-    say(told_start(found.parameters))
-    say(told_stages(found.parameters))
+    say(format_start(found.parameters))
+    say(format_stages(found.parameters))
 
 
 def _values(tensor: Tensor) -> str:
@@ -221,7 +221,7 @@ def _shown(element: bytes) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}... ({len(text)} characters)"
 
 
-def told_start(parameters: Mapping[str, Any]) -> str:
+def format_start(parameters: Mapping[str, Any]) -> str:
     """Return whether the answer was cold, in a sentence."""
     where = f"weights at {parameters.get('place')}"
     if not parameters.get("cold"):
@@ -230,7 +230,7 @@ def told_start(parameters: Mapping[str, Any]) -> str:
     return f"cold: a predictor was started ({parameters.get('predictor')}); {where}, {resident}"
 
 
-def told_stages(parameters: Mapping[str, Any]) -> str:
+def format_stages(parameters: Mapping[str, Any]) -> str:
     """Return in words how long each stage took."""
     from trims.core.units import format_seconds
 

@@ -74,7 +74,7 @@ class RunInputs:
             )
         return tensors
 
-    def told_guesses(self) -> str:
+    def format_guesses(self) -> str:
         """Return a sentence for the end of an error: which data types were guessed, and how to state them."""
         sent = ", ".join(f"{name} as {dtype}" for name, dtype in self.guessed.items())
         flags = " ".join(f"--dtype {name}=TYPE" for name in self.guessed)

@@ -19,6 +19,8 @@ _INPUT = "inputs as for trims run: a request is traced; without any, an open of 
 _WRITTEN_S = 3.0
 #: Columns of names, at least and at most: layers lie deep in the tree, and longer ones move their line.
 _NAME_COLUMNS, _MOST_NAME_COLUMNS = 44, 80
+#: Attributes of a request that the tree leaves out: what the caller knows, and what its stages show.
+_NOT_SHOWN = ("http.", "rpc.", "url.", "network.", "server.", "client.", "user_agent.", "exception.", "trims.load_")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -199,10 +201,10 @@ def _list(options: argparse.Namespace, folder: Path) -> None:
         if not traces:
             raise CallerError(f"no trace is recorded in {folder}, so there is nothing to export or send")
         _hand_on(options, traces, folder)
-    _tell_list(list_traces(folder, options.limit), as_json=options.json)
+    _print_list(list_traces(folder, options.limit), as_json=options.json)
 
 
-def _tell_list(traces: list[Summary], *, as_json: bool) -> None:
+def _print_list(traces: list[Summary], *, as_json: bool) -> None:
     from trims.cli.output import say, say_json
 
     if as_json:
@@ -258,6 +260,7 @@ def _attributes(line: Line) -> str:
     return " ".join(
         f"{key.removesuffix('_bytes')}={format_bytes(value) if key.endswith('_bytes') else value}"
         for key, value in line.span.attributes.items()
+        if not key.startswith(_NOT_SHOWN)
     )
 
 

@@ -360,10 +360,10 @@ class Deployments:
         self, model: Model, manifest: Manifest, framework: str, surroundings: tuple[Environment, str], target: str
     ) -> Deployment:
         settings, (environment, code) = manifest.predictor, surroundings
-        told = model.manifest_json + environment.python + code + target
+        hashed = model.manifest_json + environment.python + code + target
         call, how = _predictor_of(model, manifest, framework)
         return Deployment(
-            key=DeploymentKey(model.name, hashlib.sha256(told.encode()).hexdigest()[:12]),
+            key=DeploymentKey(model.name, hashlib.sha256(hashed.encode()).hexdigest()[:12]),
             model=model.name,
             version=manifest.version,
             call=call,

@@ -61,8 +61,8 @@ def configuration_of(deployment: Deployment, inputs: Sequence[Any], outputs: Seq
 def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
     """An input or output in a configuration, where the batch dimension is left out."""
     dtype = _CONFIGURED.get(tensor.dtype, f"TYPE_{tensor.dtype}")
-    told = {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
-    return {**told, "format": f"FORMAT_{tensor.layout}"} if tensor.layout else told
+    described = {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
+    return {**described, "format": f"FORMAT_{tensor.layout}"} if tensor.layout else described
 
 
 def _described(tensor: TensorType) -> dict[str, Any]:

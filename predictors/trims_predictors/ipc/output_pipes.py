@@ -72,7 +72,7 @@ class Output:
         #: The end of what it printed since it was given its last work.
         self._last = b""
         self._left_out = 0
-        self._told: list[str] = []
+        self._lines: list[str] = []
         self._may_bytes, self._at_s = float(BURST_BYTES), clock()
         self._later: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._read_fd, self._readable)
@@ -135,7 +135,7 @@ class Output:
             self._begun = data.rpartition(b"\n")[2][:LINE_BYTES]
             self._left_out += data.count(b"\n")
             return
-        self._told = []
+        self._lines = []
         *lines, rest = (self._begun + data).split(b"\n")
         while len(rest) > LINE_BYTES:
             lines.append(rest[:LINE_BYTES])
@@ -143,26 +143,26 @@ class Output:
         self._begun = rest
         for line in lines:
             for begin in range(0, max(1, len(line)), LINE_BYTES):
-                self._tell(line[begin : begin + LINE_BYTES])
-        self._write("".join(self._told))
+                self._add_line(line[begin : begin + LINE_BYTES])
+        self._write("".join(self._lines))
 
     def _made(self, text: str) -> str:
         return f"{self._line(self.whose, self.facts, text)}\n"
 
-    def _tell(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r").replace("\t", "    ")
         made = self._made(text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text))
         if len(made) > self._may_bytes:
             self._left_out += 1
             return
         self._may_bytes -= len(made)
-        self._tell_left_out()
-        self._told.append(made)
+        self._add_left_out()
+        self._lines.append(made)
 
-    def _tell_left_out(self) -> None:
+    def _add_left_out(self) -> None:
         if self._left_out:
             rate = f"more than {BYTES_PER_S >> 10} KiB a second"
-            self._told.append(self._made(f"{self._left_out} lines are left out: it prints {rate}"))
+            self._lines.append(self._made(f"{self._left_out} lines are left out: it prints {rate}"))
             self._left_out = 0
 
     def close(self) -> None:
@@ -171,17 +171,17 @@ class Output:
         if self._read_fd < 0:
             return
         self._read()
-        self._told = []
+        self._lines = []
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._read_fd)
         os.close(self._read_fd)
         self._read_fd = -1
         if self._begun:
-            self._tell(self._begun)
+            self._add_line(self._begun)
             self._begun = b""
-        self._tell_left_out()
-        self._write("".join(self._told))
+        self._add_left_out()
+        self._write("".join(self._lines))
         self._closed(self)
 
 

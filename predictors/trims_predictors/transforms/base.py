@@ -59,10 +59,10 @@ def together(array: Array) -> Array:
         return array
     shapes = {image.shape for image in array}
     if len(shapes) > 1:
-        told = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+        listed = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
         raise RefusedError(
-            f"it has images of the shapes {told}, which fit in no tensor; the manifest needs `resize` with `size`, or "
-            "`center_crop`"
+            f"it has images of the shapes {listed}, which fit in no tensor; the manifest needs `resize` with `size`, "
+            "or `center_crop`"
         )
     return np.stack(list(array))
 

@@ -160,8 +160,8 @@ class Pipeline:
                 f"the answer lacks the output {name!r}, which the manifest states; after `postprocess` there are "
                 f"{', '.join(outputs) or 'none'}"
             )
-        told = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
-        return _only(told, wanted)
+        answers = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
+        return _only(answers, wanted)
 
     def _watched(self, inputs: Arrays) -> AbstractContextManager[Callable[[AnySpan], AbstractContextManager[None]]]:
         """Profile the run of the block, if levels below `model` are recorded; else this costs one check."""
@@ -263,8 +263,8 @@ def _checked(outputs: Arrays) -> Arrays:
 
 def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...], has_steps: bool) -> list[Message]:
     """Describe the tensors that the manifest states, else the predictor's own, if no steps change them."""
-    tell = None if has_steps else getattr(predictor, which, None)
-    found = stated or (tuple(tell()) if callable(tell) else ())
+    names_of = None if has_steps else getattr(predictor, which, None)
+    found = stated or (tuple(names_of()) if callable(names_of) else ())
     described = describe(found)
     check_tensors(types_of(described), f"what `{which}` of the predictor returns")
     return described

@@ -39,8 +39,8 @@ def footprint(pid: int) -> Footprint | None:
             lines = file.read().splitlines()[1:]
     except OSError:  # gone before, or while it was read; or of another user
         return None
-    told = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
-    return Footprint(told[_SHARE], told[_OWN]) if told.keys() >= {_SHARE, _OWN} else None
+    sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+    return Footprint(sizes[_SHARE], sizes[_OWN]) if sizes.keys() >= {_SHARE, _OWN} else None
 
 
 def require_footprints() -> None:

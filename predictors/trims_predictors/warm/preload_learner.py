@@ -54,27 +54,27 @@ class Preloads:
         self.banned: dict[Environment, dict[str, str]] = {}
         #: Models that ask for a module of an environment, and those of them that were reported.
         self._wanted: dict[tuple[Environment, str], set[str]] = {}
-        self._told: dict[tuple[Environment, str], set[str]] = {}
+        self._logged: dict[tuple[Environment, str], set[str]] = {}
 
     def want(self, environment: Environment, model: str, modules: Iterable[str]) -> None:
         """A model's manifest asks for modules."""
         for module in modules:
             self._wanted.setdefault((environment, module), set()).add(model)
-            self._tell(environment, module)
+            self._log_need(environment, module)
 
     def ban(self, environment: Environment, modules: Mapping[str, str]) -> None:
         """Do without modules from now on, and keep why."""
         self.banned.setdefault(environment, {}).update(modules)
         for module in modules:
-            self._tell(environment, module)
+            self._log_need(environment, module)
 
-    def _tell(self, environment: Environment, module: str) -> None:
+    def _log_need(self, environment: Environment, module: str) -> None:
         why = self.banned.get(environment, {}).get(module)
         if why is None:
             return
-        told = self._told.setdefault((environment, module), set())
-        for model in sorted(self._wanted.get((environment, module), set()) - told):
-            told.add(model)
+        logged = self._logged.setdefault((environment, module), set())
+        for model in sorted(self._wanted.get((environment, module), set()) - logged):
+            logged.add(model)
             _log.warning(
                 "`preload` of %r names %s, which the template for %s cannot import: %s. Each of its predictors imports "
                 "it alone, if its code does. Install the module in the environment and start the endpoint again; one "
@@ -148,7 +148,7 @@ class PreloadLearner:
         first imports on is not tried again for a while.
         """
         if environment not in self._unproven:
-            if template.spoilt is not None:
+            if template.unfit is not None:
                 self._unforkable[environment] = self._clock() + _AGAIN_S
             return
         self._unproven.discard(environment)
@@ -209,13 +209,13 @@ class PreloadLearner:
             self._running.pop(environment).set()
         if template is None:
             return
-        if template.spoilt is not None:
+        if template.unfit is not None:
             _log.warning(
                 "a template for %s cannot learn this; its predictors will import it themselves: %s (%s)",
-                environment.framework, ", ".join(modules[:20]), template.spoilt,
+                environment.framework, ", ".join(modules[:20]), template.unfit,
             )  # fmt: skip
-            self.preloads.ban(environment, dict.fromkeys(modules, template.spoilt))
-            template.close("it was spoilt")
+            self.preloads.ban(environment, dict.fromkeys(modules, template.unfit))
+            template.close("it was unfit")
             return
         learned = [*self.learned.get(environment, []), *modules]
         self.learned[environment] = [each for each in learned if each not in template.failed]
@@ -230,7 +230,7 @@ class PreloadLearner:
         try:
             await asyncio.shield(template.ready)
         except LostPeerError as error:
-            template.spoilt = str(error)
+            template.unfit = str(error)
             if self._may_try_again(environment, modules, template):
                 return None
         except asyncio.CancelledError:
@@ -249,7 +249,7 @@ class PreloadLearner:
         self._unfinished[environment] = set(modules)
         _log.warning(
             "a template for %s was lost while it learned, which is tried once more: %s (%s)",
-            environment.framework, ", ".join(modules[:20]), template.spoilt,
+            environment.framework, ", ".join(modules[:20]), template.unfit,
         )  # fmt: skip
         template.close("it was lost")
         return True

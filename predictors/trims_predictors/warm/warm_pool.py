@@ -169,7 +169,7 @@ class WarmPool:
             self._inventory.use(environment)
         await asyncio.shield(template.ready)
         self.tend(environment)
-        return template.spoilt is None
+        return template.unfit is None
 
     async def taught(self, environment: Environment) -> None:
         """Wait until no template of an environment learns."""
@@ -198,7 +198,7 @@ class WarmPool:
     async def make(self, environment: Environment) -> PredictorProcess:
         """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
         process = await self._new(environment)
-        pages = [] if process.pages is None else process.pages.told()
+        pages = [] if process.pages is None else process.pages.page_ranges()
         spawned = process.how == "spawned"
         modules = self._learner.modules_of(environment) if spawned else environment.modules()
         prepare = {"op": "prepare", "modules": modules, "import": spawned, "threads": self._threads, "pages": pages}

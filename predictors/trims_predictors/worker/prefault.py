@@ -68,7 +68,7 @@ class Record:
             found = np.setdiff1d(_own(self._places), self._before, assume_unique=True).tolist()
         except (OSError, ValueError):
             return []
-        return told(found) if len(found) <= MOST_PAGES else []
+        return page_ranges(found) if len(found) <= MOST_PAGES else []
 
 
 def _places() -> Iterable[tuple[int, int]]:
@@ -110,7 +110,7 @@ def copy_ahead(pages: Sequence[int]) -> int:
     return copied
 
 
-def told(pages: Iterable[int]) -> list[int]:
+def page_ranges(pages: Iterable[int]) -> list[int]:
     """Encode sorted page numbers as a message has them: pairs of pages to pass over and pages that are meant."""
     found: list[int] = []
     end = 0
@@ -132,7 +132,7 @@ def _runs(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 def check_pages(numbers: Any) -> None:
-    """Raise BadMessageError unless this is a list of pages as `told` makes it, whatever a predictor's process says."""
+    """Raise BadMessageError unless this is a list as `page_ranges` makes it, whatever a predictor's process sends."""
     listed = isinstance(numbers, list) and len(numbers) <= MOST_NUMBERS and len(numbers) % 2 == 0
     if not listed or not all(type(number) is int and 0 <= number <= _LAST_PAGE for number in numbers):
         raise BadMessageError("pages that are no list of numbers of pages")
@@ -162,6 +162,6 @@ class WrittenPages:
         if len(pages) <= MOST_PAGES:
             self._pages = pages
 
-    def told(self) -> list[int]:
+    def page_ranges(self) -> list[int]:
         """Return the numbers of the pages, as a message to a spare has them."""
-        return told(sorted(self._pages))
+        return page_ranges(sorted(self._pages))

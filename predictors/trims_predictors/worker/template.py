@@ -2,7 +2,7 @@
 
 Standard library only until a message names the modules to import. It touches no device and connects nowhere: its
 socket to the supervisor is the only one. Messages are those of `fork_loop`. It begins with {"op": "here"} and pidfds of
-itself and its guard; "imported" says which modules have `failed`, and why it is `spoilt`, if it is; a fork gets three
+itself and its guard; "imported" says which modules have `failed`, and why it is `unfit`, if it is; a fork gets three
 descriptors: the predictor's socket, the lifeline and what it prints to.
 """
 
@@ -52,10 +52,10 @@ class Template(ForkLoop):
     """
 
     def __init__(
-        self, sock: socket.socket, lifeline: int, runtime_dir: str, told: reaper.Told, writable: str = ""
+        self, sock: socket.socket, lifeline: int, runtime_dir: str, reports: reaper.Reports, writable: str = ""
     ) -> None:
         super().__init__(sock, lifeline)
-        self._told = told
+        self._reports = reports
         self._runtime_dir = runtime_dir
         self._writable = writable
         #: Folder in which predictors have folders of their own; asked for now, because it takes room to find out.
@@ -86,12 +86,12 @@ class Template(ForkLoop):
         threads.warm_up_template(message["modules"])
         for pid in set(subreaper.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
-            self._told.report(reaper.HELPS, pid)
+            self._reports.report(reaper.HELPS, pid)
         try:
             self._reseeders, self._repeats = freeze(), None
         except NotSupportedError as error:
             self._repeats = str(error)
-        return {"op": "imported", "failed": failed, "spoilt": self._blocker(())}
+        return {"op": "imported", "failed": failed, "unfit": self._blocker(())}
 
     def _blocker(self, own: Collection[int]) -> str | None:
         return self._repeats or super()._blocker(own)
@@ -102,7 +102,7 @@ class Template(ForkLoop):
         pid = os.fork()
         if pid == 0:
             self._be_predictor(*fds)
-        self._told.report(reaper.BEGUN, pid)
+        self._reports.report(reaper.BEGUN, pid)
         return pid, {"stages": {"fork_s": (time.monotonic_ns() - began_ns) / 1e9}, BEGINS: [began_ns]}
 
     def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
@@ -114,7 +114,7 @@ class Template(ForkLoop):
             os.close(output)
             os.setsid()
             self._leave()
-            self._told.close()
+            self._reports.close()
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
                 _use_folder(self._folder_of(os.getpid()))
@@ -131,7 +131,7 @@ class Template(ForkLoop):
             os._exit(status)
 
     def _ended(self, pid: int) -> Message:
-        self._told.report(reaper.ENDED, pid)
+        self._reports.report(reaper.ENDED, pid)
         self._sweep_s = time.monotonic() + _SWEEP_S
         if self._writable:
             shutil.rmtree(self._folder_of(pid), ignore_errors=True)
@@ -158,13 +158,13 @@ def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
     options = begin()
     favour_none()  # before the guard is another process
-    told = reaper.guarded(options.lifeline, options.socket)
+    reports = reaper.guarded(options.lifeline, options.socket)
     subreaper.adopt()
     depend_on(options.lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.socket)
     with contextlib.suppress(LostPeerError):
-        Template(sock, options.lifeline, options.runtime_dir, told, options.writable).serve()
+        Template(sock, options.lifeline, options.runtime_dir, reports, options.writable).serve()
 
 
 if __name__ == "__main__":

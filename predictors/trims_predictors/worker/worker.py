@@ -109,13 +109,13 @@ class Worker:
         self._threads = 0
         self._parked: Suspended | None = None
         #: Inputs of the last run as the supervisor knows them.
-        self._told: tuple[TensorType, ...] = ()
+        self._reported: tuple[TensorType, ...] = ()
         #: Record of the pages that are written until the first answer; None for no record.
         self._record: Record | None = None
         self._spans = Reporter()
         self._inbox = Receiver()
         self._instructions = Sender()
-        self._untold: int | None = None
+        self._unannounced: int | None = None
         #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
         self._copies = False
         #: The supervisor has let go while a run went on.
@@ -139,7 +139,7 @@ class Worker:
             "wake": self._wake,
             "predict": self._predict,
         }
-        told_to_end = False
+        asked_to_end = False
         with contextlib.suppress(LostPeerError):
             while (received := self._receive()) is not None:
                 message, fds = received
@@ -149,14 +149,14 @@ class Worker:
                 if operation in ("stop", "share"):
                     continue  # its run has ended by itself meanwhile
                 if operation == "unload":
-                    told_to_end = True
+                    asked_to_end = True
                     break
                 self._carry_out(operations[str(operation)], message)
                 if self._released:
-                    told_to_end = True
+                    asked_to_end = True
                     break
         self._unload()
-        return told_to_end
+        return asked_to_end
 
     def after_fork(self) -> None:
         """Let go of the supervisor's socket in a child of this process, such as one forked by a signal handler."""
@@ -309,12 +309,12 @@ class Worker:
         if outputs:  # the next answer finds an arena of its size, in memory that is there already
             fd = self._instructions.write(self._pipeline.tensors(outputs))[1]
             if fd is not None:
-                self._keep_untold(fd)
+                self._keep_unannounced(fd)
         return {"op": "rehearsed"}, None
 
-    def _keep_untold(self, fd: int | None) -> None:
+    def _keep_unannounced(self, fd: int | None) -> None:
         """Keep the descriptor of an arena that the other side does not know yet, in the place of the last one."""
-        before, self._untold = self._untold, fd
+        before, self._unannounced = self._unannounced, fd
         if before is not None:
             os.close(before)
 
@@ -385,9 +385,9 @@ class Worker:
         with stages.timed("output_s"):
             described, fd = self._instructions.write(self._pipeline.tensors(outputs))
         if fd is None:
-            fd, self._untold = self._untold, None
+            fd, self._unannounced = self._unannounced, None
         else:
-            self._keep_untold(None)
+            self._keep_unannounced(None)
         answer = {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}
         return {**answer, BEGINS: stages.begins_ns} if traced and stages.bare else answer, fd
 
@@ -424,8 +424,8 @@ class Worker:
         the pages that were written, if they are recorded.
         """
         news: Message = {}
-        if given != self._told:
-            self._told = given
+        if given != self._reported:
+            self._reported = given
             news["given"] = describe(given)
         if self._record is not None:
             news["pages"] = self._record.end()
@@ -442,7 +442,7 @@ class Worker:
             self._weights.close()
         if self._session is not None:
             self._session.close()
-        self._keep_untold(None)
+        self._keep_unannounced(None)
 
 
 def _where(weights: Weights | None) -> Message:

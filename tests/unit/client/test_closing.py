@@ -127,7 +127,7 @@ def test_a_request_with_a_deadline_does_not_wait_for_room_in_the_socket(door: Do
     with connect(folder) as session:
         channel = session._channel
         assert channel is not None
-        while channel.tell({"op": "close", "lease": 1}, 0.0):
+        while channel.notify({"op": "close", "lease": 1}, 0.0):
             pass
         began_s = time.monotonic()
         with pytest.raises(DeadlineError, match=r"within 0\.1 s"):

@@ -89,7 +89,7 @@ def test_both_ways_are_tried_on_large_images_and_the_faster_one_is_kept(
 ) -> None:
     address = put(bytes(TELLING_BYTES))
     assert [sums.sum(address, TELLING_BYTES)[1] for _ in WAYS] == list(WAYS)
-    sums.paces.record("plain", TELLING_BYTES, 1e-9, shared=False)
+    sums.costs.record("plain", TELLING_BYTES, 1e-9, shared=False)
     assert sums.sum(address, TELLING_BYTES)[1] == "plain"
 
 

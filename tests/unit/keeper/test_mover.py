@@ -34,12 +34,12 @@ def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
     target = cuda.allocate(len(data))
     mover.copy_in(fd, len(data), target)
     mover.copy_in(fd, len(data), target)
-    assert set(mover.paces.of(len(data), shared=True)) == {"staged", "registered"}
-    mover.paces.record("staged", len(data), 1e6, shared=True)
-    mover.paces.record("registered", len(data), 1e-9, shared=True)
-    before = mover.paces.of(len(data), shared=True)
+    assert set(mover.costs.of(len(data), shared=True)) == {"staged", "registered"}
+    mover.costs.record("staged", len(data), 1e6, shared=True)
+    mover.costs.record("registered", len(data), 1e-9, shared=True)
+    before = mover.costs.of(len(data), shared=True)
     mover.copy_in(fd, len(data), target)
-    after = mover.paces.of(len(data), shared=True)
+    after = mover.costs.of(len(data), shared=True)
     assert after["registered"] > before["registered"]
     assert after["staged"] == before["staged"]
     assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
@@ -65,7 +65,7 @@ def test_making_the_buffers_is_no_part_of_what_is_measured(
     target = cuda.allocate(len(data))
     mover.copy_in(fd, len(data), target)
     assert clock[0] >= 100.0
-    assert mover.paces.of(len(data), shared=True) == {"staged": 0.0}
+    assert mover.costs.of(len(data), shared=True) == {"staged": 0.0}
     mover.close()
     cuda.free(target)
     cuda.leave()
@@ -87,7 +87,7 @@ def test_the_pages_of_a_file_on_a_disk_are_never_registered(
         for _ in range(3):
             mover.copy_in(file.fileno(), len(data), target)
     assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
-    assert set(mover.paces.of(len(data), shared=False)) == {"staged"}
+    assert set(mover.costs.of(len(data), shared=False)) == {"staged"}
     mover.close()
     cuda.free(target)
     cuda.leave()
@@ -108,8 +108,8 @@ def test_where_the_driver_refuses_to_register_everything_is_staged_from_then_on(
     monkeypatch.setattr(cuda, "host_register", refuse)
     fd, data = image(80 << 20)
     target = cuda.allocate(len(data))
-    mover.paces.record("staged", len(data), 1e6, shared=True)
-    mover.paces.record("registered", len(data), 1e-9, shared=True)
+    mover.costs.record("staged", len(data), 1e6, shared=True)
+    mover.costs.record("registered", len(data), 1e-9, shared=True)
     for _ in range(2):
         mover.copy_in(fd, len(data), target)
         assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
@@ -128,7 +128,7 @@ def test_without_registration_everything_is_staged(folder: Path, image: Callable
     target = cuda.allocate(len(data))
     for _ in range(3):
         mover.copy_in(fd, len(data), target)
-    assert set(mover.paces.of(len(data), shared=True)) == {"staged"}
+    assert set(mover.costs.of(len(data), shared=True)) == {"staged"}
     mover.close()
     cuda.free(target)
     cuda.leave()
@@ -144,8 +144,8 @@ def test_a_file_on_disk_is_never_registered(cuda: FakeCuda, tmp_path: Path, monk
         target = cuda.allocate(nbytes)
         for _ in range(3):
             mover.copy_in(file.fileno(), nbytes, target)
-    assert set(mover.paces.of(nbytes, shared=False)) == {"staged"}
-    assert mover.paces.of(nbytes, shared=True) == {}
+    assert set(mover.costs.of(nbytes, shared=False)) == {"staged"}
+    assert mover.costs.of(nbytes, shared=True) == {}
     mover.close()
     cuda.free(target)
     cuda.leave()
@@ -249,12 +249,12 @@ def test_a_segment_that_is_registered_is_copied_from_there_whatever_was_measured
     (folder / "segment").write_bytes(os.urandom(1 << 20) * 64 + b"x")
     with (folder / "segment").open("rb") as file:
         mover.copy_in(file.fileno(), nbytes, target, way="registered")
-        mover.paces.record("staged", nbytes, 1e-9, shared=True)
-        paces = mover.paces.of(nbytes, shared=True)
+        mover.costs.record("staged", nbytes, 1e-9, shared=True)
+        costs = mover.costs.of(nbytes, shared=True)
         for _ in range(2):
             mover.copy_in(file.fileno(), nbytes, target)
     assert len(registered) == 1
-    assert mover.paces.of(nbytes, shared=True) == paces, "what is registered says nothing about what is not"
+    assert mover.costs.of(nbytes, shared=True) == costs, "what is registered says nothing about what is not"
     assert mover.digest(target, nbytes) == blake3.blake3((folder / "segment").read_bytes()).hexdigest()
     cuda.free(target)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trims.keeper.pace import TELLING_BYTES, Paces, in_shared_memory
+from trims.keeper.pace import TELLING_BYTES, WayCosts, in_shared_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,40 +16,40 @@ WAYS = ("staged", "registered")
 
 
 def test_every_way_is_measured_once_and_the_faster_one_is_kept() -> None:
-    paces = Paces()
+    costs = WayCosts()
     for way, took_s in (("staged", 2.0), ("registered", 1.0)):
-        assert paces.choose(WAYS, TELLING_BYTES, shared=True) == way
-        paces.record(way, TELLING_BYTES, took_s, shared=True)
-    assert [paces.choose(WAYS, TELLING_BYTES, shared=True) for _ in range(20)] == ["registered"] * 20
+        assert costs.choose(WAYS, TELLING_BYTES, shared=True) == way
+        costs.record(way, TELLING_BYTES, took_s, shared=True)
+    assert [costs.choose(WAYS, TELLING_BYTES, shared=True) for _ in range(20)] == ["registered"] * 20
 
 
 def test_a_slower_way_is_tried_again_now_and_then_and_may_win() -> None:
-    paces = Paces()
-    paces.record("staged", TELLING_BYTES, 1.0, shared=True)
-    paces.record("registered", TELLING_BYTES, 2.0, shared=True)
-    chosen = [paces.choose(WAYS, TELLING_BYTES, shared=True) for _ in range(200)]
+    costs = WayCosts()
+    costs.record("staged", TELLING_BYTES, 1.0, shared=True)
+    costs.record("registered", TELLING_BYTES, 2.0, shared=True)
+    chosen = [costs.choose(WAYS, TELLING_BYTES, shared=True) for _ in range(200)]
     assert 1 <= chosen.count("registered") < 20
-    paces.record("registered", TELLING_BYTES, 0.5, shared=True)
-    assert paces.choose(WAYS, TELLING_BYTES, shared=True) == "registered"
+    costs.record("registered", TELLING_BYTES, 0.5, shared=True)
+    assert costs.choose(WAYS, TELLING_BYTES, shared=True) == "registered"
 
 
 def test_sources_and_sizes_are_measured_apart() -> None:
-    paces = Paces()
+    costs = WayCosts()
     for way, took_s in (("staged", 1.0), ("registered", 2.0)):
-        paces.record(way, TELLING_BYTES, took_s, shared=True)
-    assert paces.choose(WAYS, 64 * TELLING_BYTES, shared=True) == "staged", "the first way, as nothing is known"
-    paces.record("staged", 64 * TELLING_BYTES, 1.0, shared=True)
-    assert paces.choose(WAYS, 64 * TELLING_BYTES, shared=True) == "registered"
-    assert paces.of(TELLING_BYTES, shared=False) == {}
-    assert set(paces.of(TELLING_BYTES + 1, shared=True)) == set(WAYS), "about the same size"
+        costs.record(way, TELLING_BYTES, took_s, shared=True)
+    assert costs.choose(WAYS, 64 * TELLING_BYTES, shared=True) == "staged", "the first way, as nothing is known"
+    costs.record("staged", 64 * TELLING_BYTES, 1.0, shared=True)
+    assert costs.choose(WAYS, 64 * TELLING_BYTES, shared=True) == "registered"
+    assert costs.of(TELLING_BYTES, shared=False) == {}
+    assert set(costs.of(TELLING_BYTES + 1, shared=True)) == set(WAYS), "about the same size"
 
 
 def test_a_small_image_goes_the_first_way_and_teaches_nothing() -> None:
-    paces = Paces()
-    paces.record("staged", TELLING_BYTES - 1, 1.0, shared=True)
-    assert paces.of(TELLING_BYTES - 1, shared=True) == {}
-    assert [paces.choose(WAYS, TELLING_BYTES - 1, shared=True) for _ in range(3)] == ["staged"] * 3
-    assert paces.choose(("staged",), TELLING_BYTES, shared=False) == "staged"
+    costs = WayCosts()
+    costs.record("staged", TELLING_BYTES - 1, 1.0, shared=True)
+    assert costs.of(TELLING_BYTES - 1, shared=True) == {}
+    assert [costs.choose(WAYS, TELLING_BYTES - 1, shared=True) for _ in range(3)] == ["staged"] * 3
+    assert costs.choose(("staged",), TELLING_BYTES, shared=False) == "staged"
 
 
 @pytest.mark.parametrize("flags", [0, os.MFD_ALLOW_SEALING])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import CapacityError, ConversionError
-from trims.memory.shortage import group_limit, killed_words, lacks_memory, tells_of_memory
+from trims.memory.shortage import group_limit, killed_words, lacks_memory, names_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ class MuteError(Exception):
     ],
 )
 def test_words_of_libraries_for_refused_memory_are_known(text: str) -> None:
-    assert tells_of_memory(text)
+    assert names_memory(text)
     assert lacks_memory(RuntimeError(text))
 
 

@@ -125,10 +125,10 @@ def test_what_is_left_out_already_is_not_tried_again(run: FirstRun) -> None:
     run.install(loud="print('text')")
     run.note("loud")
     run.making.begin()
-    spoilt = run.hear()
-    assert spoilt is not None
-    assert (spoilt["op"], set(spoilt["modules"])) == ("spoilt", {"loud"})
-    run.making.leave_out(spoilt["modules"], spoilt["why"])
+    unfit = run.hear()
+    assert unfit is not None
+    assert (unfit["op"], set(unfit["modules"])) == ("unfit", {"loud"})
+    run.making.leave_out(unfit["modules"], unfit["why"])
     with pytest.raises(UnfitError):
         run.making.leave_out(["loud.below"], "it spoils once more")
     assert run.making.coming is None
@@ -339,7 +339,7 @@ def test_a_template_that_cannot_be_forked_names_its_culprits(start: Start, envir
     template = start("harmless", "importer", "random")
     message = heard(template)
     assert message is not None
-    assert message["op"] == "spoilt"
+    assert message["op"] == "unfit"
     assert {"spoiler", "importer"} <= set(message["modules"])
     assert not {"harmless", "random"} & set(message["modules"])
     assert isinstance(message["why"], str)

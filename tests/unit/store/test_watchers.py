@@ -23,10 +23,10 @@ def test_every_watcher_is_told_every_change_in_order_until_it_is_removed() -> No
     counters = Counter[str]()
     watchers = Watchers(counters)
     first, second = watchers.add(), watchers.add()
-    watchers.tell(a_change(1))
+    watchers.notify(a_change(1))
     watchers.remove(first)
     watchers.remove(first)
-    watchers.tell(a_change(2))
+    watchers.notify(a_change(2))
     assert first.get_nowait() == a_change(1)
     assert [second.get_nowait(), second.get_nowait()] == [a_change(1), a_change(2)]
     assert (first.empty(), second.empty(), len(watchers), counters) == (True, True, 1, {})
@@ -38,7 +38,7 @@ def test_a_full_watcher_loses_the_latest_changes_and_holds_no_other_up(monkeypat
     watchers = Watchers(counters)
     slow, quick = watchers.add(), watchers.add()
     for number in range(5):
-        watchers.tell(a_change(number))
+        watchers.notify(a_change(number))
         assert quick.get_nowait() == a_change(number)
     assert [slow.get_nowait().at_s for _ in range(3)] == [0.0, 1.0, 2.0]
     assert counters["watch_events_lost"] == 2

@@ -29,7 +29,7 @@ class Role(ForkLoop):
     def _import(self, message):
         exec(message["modules"])
         freeze()
-        return {"op": "imported", "spoilt": self._blocker(()), "held": links()}
+        return {"op": "imported", "unfit": self._blocker(()), "held": links()}
 
     def _fork(self, message, fds):
         pid = os.fork()
@@ -96,7 +96,7 @@ def test_forks_leave_nothing_in_a_template_and_have_nothing_of_it(template: Temp
 
 
 def test_a_template_that_is_spoilt_says_so_and_refuses_to_fork(template: Template) -> None:
-    assert "2 threads" in template.ask(op="import", modules=SPOILS)["spoilt"]
+    assert "2 threads" in template.ask(op="import", modules=SPOILS)["unfit"]
     answer = template.ask(op="fork", code="")
     assert (answer["op"], "2 threads" in answer["why"], template.pidfds) == ("refused", True, [])
 

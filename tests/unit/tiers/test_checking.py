@@ -118,7 +118,7 @@ def test_what_was_left_alone_is_told_in_one_line_for_each_reason(caplog: pytest.
     for name, code in (("one", errno.EMFILE), ("two", errno.EMFILE), ("three", errno.EIO)):
         skipped.add(name, OSError(code, os.strerror(code)))
     assert len(skipped) == 3
-    skipped.tell()
+    skipped.log_all()
     assert [record.getMessage() for record in caplog.records] == [
         "2 at cpu are left alone, such as one: Too many open files",
         "three at cpu is left alone: Input/output error",
@@ -127,5 +127,5 @@ def test_what_was_left_alone_is_told_in_one_line_for_each_reason(caplog: pytest.
 
 def test_a_scan_that_left_nothing_alone_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
     skipped = Skipped(DISK)
-    skipped.tell()
+    skipped.log_all()
     assert (len(skipped), caplog.records) == (0, [])

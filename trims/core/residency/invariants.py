@@ -105,12 +105,14 @@ def _check_indexes(ledger: Ledger) -> None:
     for key in sorted(by_key.keys() | indexed.keys()):
         there, found = by_key.get(key), indexed.get(key)
         if there != found:
-            raise InvariantError(f"{key[:16]} lies at {_tell(there)}, the index by key has it at {_tell(found)}")
+            raise InvariantError(
+                f"{key[:16]} lies at {_format_places(there)}, the index by key has it at {_format_places(found)}"
+            )
     if by_place != ledger.table.by_place:
         raise InvariantError("the index by place has other replicas than the table")
 
 
-def _tell(places: Mapping[Place, Replica] | None) -> str:
+def _format_places(places: Mapping[Place, Replica] | None) -> str:
     if places is None:
         return "no place"
     return ", ".join(f"{place} ({replica.generation})" for place, replica in places.items()) or "an empty list"
@@ -295,9 +297,9 @@ def _check_account(ledger: Ledger, account: Account) -> None:
     for replica in paid:
         idle[replica.place] += replica.charged_bytes if replica.share is Share.IDLE else 0
     found = (len(leases), leased, resident, +idle)
-    told = (account.leases, account.leased_bytes, account.resident_bytes, +account.idle_bytes)
-    if found != told or held != {each: count for each, (count, _) in account.readers.items()}:
-        raise InvariantError(f"tenant {account.name}: its account says {told}, its replicas and leases are {found}")
+    stated = (account.leases, account.leased_bytes, account.resident_bytes, +account.idle_bytes)
+    if found != stated or held != {each: count for each, (count, _) in account.readers.items()}:
+        raise InvariantError(f"tenant {account.name}: its account says {stated}, its replicas and leases are {found}")
     quota, sums = account.quota, (len(leases), leased, resident)
     most = (quota.leases, quota.leased_bytes, quota.resident_bytes)
     if any(limit is not None and value > limit for value, limit in zip(sums, most, strict=True)):
@@ -306,7 +308,7 @@ def _check_account(ledger: Ledger, account: Account) -> None:
 
 def _check(holds: bool, replica: Replica, rule: str) -> None:
     if not holds:
-        told = "\n  ".join(replica.story())
+        stated = "\n  ".join(replica.story())
         raise InvariantError(
-            f"{replica.key[:16]} at {replica.place} ({replica.state.value}): {rule}. Its story:\n  {told}"
+            f"{replica.key[:16]} at {replica.place} ({replica.state.value}): {rule}. Its story:\n  {stated}"
         )

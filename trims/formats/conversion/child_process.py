@@ -34,7 +34,7 @@ from trims.core.units import format_bytes
 from trims.environments.environment_store import hold
 from trims.formats.conversion.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
-from trims.memory.shortage import killed_words, tells_of_memory
+from trims.memory.shortage import killed_words, names_memory
 from trims.process import messages
 from trims.process.child import Child, Ties, exit_words
 from trims.process.child_environment import FRAMEWORKS, child_environment
@@ -91,7 +91,7 @@ class LimitedChild:
         self._stderr_tail = b""
         self._stderr_open = True
         self._why_stopped: str | None = None
-        self._gives_way, self._told = False, False
+        self._gives_way, self._has_weight = False, False
         self._weighing = threading.Lock()
         config = {
             "memory_bytes": limits.memory_bytes + free_bytes,
@@ -195,9 +195,9 @@ class LimitedChild:
         if left_s <= 0:
             limit = f"{self._limits.time_s:g} s{_raised_by(self._limits.time_setting)}"
             raise ConversionError(f"{self.what}: not done within the time limit of {limit}")
-        if self._told != self._gives_way:
-            self._tell_kernel()
-        changes = self._told or self._gives_way
+        if self._has_weight != self._gives_way:
+            self._set_weight()
+        changes = self._has_weight or self._gives_way
         ready = {fd for fd, _ in poll.poll(min(left_s, CHANGE_PAUSE_S if changes else 3600.0) * 1000)}
         if stderr in ready:
             self._drain_stderr()
@@ -226,7 +226,7 @@ class LimitedChild:
 
     def _refusal(self, frame: dict[str, Any]) -> TrimsError:
         message = str(frame.get("message"))[:20_000]
-        if frame.get("memory") or tells_of_memory(message):
+        if frame.get("memory") or names_memory(message):
             return self._memory_error(message)
         return _REPLIES.get(str(frame["error"]), ConversionError)(message)
 
@@ -247,7 +247,7 @@ class LimitedChild:
         words = f"; its last words: {tail}" if tail else ""
         if alive:
             return ConversionError(f"{self.what}: the child process hung up without an answer{words}")
-        if tells_of_memory(tail):
+        if names_memory(tail):
             return self._memory_error(tail)
         return ConversionError(f"{self.what}: the child process {_death(self._child.exit_status())}{words}")
 
@@ -266,9 +266,9 @@ class LimitedChild:
         From any thread, returns at once. See `trims.process.scheduling_class`.
         """
         self._gives_way = yes
-        self._tell_kernel()
+        self._set_weight()
 
-    def _tell_kernel(self) -> None:
+    def _set_weight(self) -> None:
         """Set the weight of the child's session. What the kernel puts off is done while its answer is waited for."""
         with self._weighing:
             wanted = self._gives_way
@@ -278,7 +278,7 @@ class LimitedChild:
                 return
             except OSError as error:
                 log.debug("%s: its child cannot give way: %s", self.what, error)
-            self._told = wanted
+            self._has_weight = wanted
 
     def cancel(self, why: str) -> None:
         """Kill the child; a request that waits in another thread raises ConversionError, which says why."""

@@ -63,7 +63,7 @@ class Importer:
         self._output = output
         self._progress = progress
         #: Why the template may not be forked, and the modules of which one is the culprit.
-        self._spoilt, self._culprits, self._last = "", list[str](), ""
+        self._unfit, self._culprits, self._last = "", list[str](), ""
         #: Modules that our own code has imported.
         self._ours: set[str] = set()
         self._learned: set[str] = set()
@@ -104,11 +104,11 @@ class Importer:
                 self._sought.clear()
                 self._import_one(note, failed)
                 others = sorted((sys.modules.keys() & self._sought) - noted)
-                if self._spoilt:
-                    return {"op": "spoilt", "modules": [*self._culprits, note], "why": self._spoilt}
+                if self._unfit:
+                    return {"op": "unfit", "modules": [*self._culprits, note], "why": self._unfit}
                 if others:
                     why = f"it imports what the program imports in another way: {', '.join(others[:5])}"
-                    return {"op": "spoilt", "modules": [note], "why": why, "others": others}
+                    return {"op": "unfit", "modules": [note], "why": why, "others": others}
         seconds = time.perf_counter() - began_s
         for finder in (before, behind):  # a module may have put one of its own before or behind ours
             sys.meta_path.remove(finder)
@@ -162,8 +162,8 @@ class Importer:
                 failed[name] = f"{type(error).__name__}: {error}"[:200]
         except BaseException as error:  # noqa: BLE001 - whatever one does, the others are wanted still
             failed[name] = f"{type(error).__name__}: {error}"[:200]
-        self._spoilt = self._side_effect() or ""
-        if not self._spoilt:
+        self._unfit = self._side_effect() or ""
+        if not self._unfit:
             self._culprits.clear()  # a module may have had a file open only while it imported another
         elif not self._culprits:
             self._blame()
@@ -220,12 +220,12 @@ class Importer:
         try:
             self.reseeders = freeze()
         except NotSupportedError as error:
-            return {"op": "spoilt", "modules": [], "why": str(error)}
+            return {"op": "unfit", "modules": [], "why": str(error)}
         gc.disable()
         for name in self._ours_alone():
             sys.modules.pop(name, None)
         if why := self._try_fork():
-            return {"op": "spoilt", "modules": [], "why": why}
+            return {"op": "unfit", "modules": [], "why": why}
         now = {name: os.environ.get(name) for name in {*os.environ, *self._environment}}
         self.changed = {name: value for name, value in now.items() if value != self._environment.get(name)}
         loaded = {name: module for name, module in list(sys.modules.items()) if name not in self._before}

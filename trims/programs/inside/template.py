@@ -3,7 +3,7 @@
 Standard library only until its first message. Messages are those of `fork_loop`, with more fields:
 
     {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...]}
-                            -> {"op": "imported", ...}, or {"op": "spoilt", "modules": [...], "why": ...}
+                            -> {"op": "imported", ...}, or {"op": "unfit", "modules": [...], "why": ...}
     {"op": "fork", "leads": ...} and a socket
                             -> {"op": "forked", "pid": ..., "group": ...} and a pidfd
 

@@ -105,7 +105,7 @@ class Running:
     _rate: float = 0.0
     _seen: tuple[float, int] = (0.0, 0)
 
-    def tell(self, moved: Moved) -> None:
+    def report(self, moved: Moved) -> None:
         """Note progress."""
         now_s = self.clock()
         before_s, before = self._seen
@@ -169,14 +169,14 @@ class Fetcher:
         message = ask_for_spans({**order, "do": what, "shown": without_secret(str(order["address"]))})
         number, running = next(self._numbers), Running(message["shown"], what)
 
-        def tell(moved: Moved) -> None:
-            running.tell(moved)
+        def report(moved: Moved) -> None:
+            running.report(moved)
             on_moved(moved)
 
         with self._lock:
             self._running[number] = running
         try:
-            return self._do(message, fds, wanted, tell)
+            return self._do(message, fds, wanted, report)
         except TrimsError as error:
             with self._lock:
                 self._counts[f"transfer_failures.{error.code}"] += 1
@@ -199,13 +199,13 @@ class Fetcher:
         while True:
             moved = Moved()
 
-            def tell(now: Moved, earlier: int = fetched_before) -> None:
+            def report(now: Moved, earlier: int = fetched_before) -> None:
                 nonlocal moved
                 moved = replace(now, fetched_bytes=earlier + now.fetched_bytes)
                 on_moved(moved)
 
             try:
-                return self._taken().do(message, fds, wanted, tell)
+                return self._taken().do(message, fds, wanted, report)
             except _EndedError as error:
                 ends = ends + 1 if moved.done_bytes <= before else 1
                 before, fetched_before = max(before, moved.done_bytes), max(fetched_before, moved.fetched_bytes)
@@ -281,7 +281,7 @@ class _Process:
         return self._child.pid
 
     def do(
-        self, order: Mapping[str, Any], fds: Sequence[int], wanted: Callable[[], bool], tell: Callable[[Moved], None]
+        self, order: Mapping[str, Any], fds: Sequence[int], wanted: Callable[[], bool], report: Callable[[Moved], None]
     ) -> dict[str, Any]:
         """Have one job done. Raises _EndedError, and as `Fetcher.do`."""
         number, answers = next(self._numbers), queue.SimpleQueue[dict[str, Any] | None]()
@@ -291,7 +291,7 @@ class _Process:
             self._answers[number] = answers
         try:
             self._send({**order, "id": number}, fds)
-            return self._wait(number, answers, wanted, tell)
+            return self._wait(number, answers, wanted, report)
         finally:
             with self._lock:
                 self._answers.pop(number, None)
@@ -301,7 +301,7 @@ class _Process:
         number: int,
         answers: queue.SimpleQueue[dict[str, Any] | None],
         wanted: Callable[[], bool],
-        tell: Callable[[Moved], None],
+        report: Callable[[Moved], None],
     ) -> dict[str, Any]:
         stopped_at_s: float | None = None
         while True:
@@ -315,7 +315,7 @@ class _Process:
                 stopped_at_s = time.monotonic()
                 self._send({"do": "stop", "id": number})
             if "moved" in answer:
-                tell(Moved(answer["moved"], answer["fetched"], answer["total"], answer["trouble"]))
+                report(Moved(answer["moved"], answer["fetched"], answer["total"], answer["trouble"]))
             if stopped_at_s is not None and ("error" in answer or time.monotonic() - stopped_at_s > _STOP_S):
                 raise DeadlineError("the transfer was stopped: no request waits for it any more; what has come is kept")
             if "done" in answer:

@@ -98,7 +98,7 @@ class Fills:
     def follow(self, event: Filled) -> None:
         """Do what follows from a fill once its waiters were answered."""
         if event.place is CPU:
-            self._tell_readers(event)
+            self._notify_readers(event)
         self._keep(event)
         self._free_superseded(event.key)
 
@@ -114,7 +114,7 @@ class Fills:
         if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
-    def _tell_readers(self, event: Filled) -> None:
+    def _notify_readers(self, event: Filled) -> None:
         """Notify sessions that read an image from disk that it lies in shared memory now: they may move there."""
         for session in self._shell.upgradable(event.key):
             self._shell.notices.upgraded(session, event.key)

@@ -178,7 +178,7 @@ class Copier:
         Raises ImageError if the source's bytes are wrong, LostPeerError if the daemon ends, OSError as `HostBytes`.
         """
 
-        def tell(done_bytes: int) -> None:
+        def report(done_bytes: int) -> None:
             if self._stopping.is_set():
                 raise LostPeerError(f"the copy was stopped: {SHUTTING_DOWN}")
             on_progress(done_bytes)
@@ -189,12 +189,12 @@ class Copier:
             self._prove(draft, origin, source)
         elif isinstance(target, DeviceTier):
             if isinstance(origin, DeviceTier):
-                target.copy_across(draft, source, tell)
+                target.copy_across(draft, source, report)
                 return source.digest
             with self._checking(source):
-                target.copy_in(draft, source, tell)
+                target.copy_in(draft, source, report)
         elif isinstance(origin, DeviceTier):
-            origin.copy_out(source, draft, tell)
+            origin.copy_out(source, draft, report)
             self._check(source, draft.fd, self._host.digest)
         elif behind is not None:
             digest = self._host.copy_behind(source.fd, draft, on_progress, behind)

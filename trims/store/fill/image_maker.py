@@ -164,12 +164,12 @@ class ImageMaker:
         """Have a copier put the image together. Return its digest, or None when a request starts waiting for it."""
 
         def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
-            def tell(done_bytes: int) -> None:
+            def report(done_bytes: int) -> None:
                 if order.target is not None:  # else it is there, and is hashed
-                    self._tell(replica, done_bytes, draft.nbytes)
+                    self._report(replica, done_bytes, draft.nbytes)
                 on_progress(done_bytes)
 
-            return behind.carry(order, tell)
+            return behind.carry(order, report)
 
         digest = self._plans.carry(replica, by, draft.fd, large_pages=draft.pages is not None)
         if digest is not None:
@@ -177,12 +177,12 @@ class ImageMaker:
         return digest
 
     def _convert(self, replica: ReplicaId, draft: Draft, behind: Behind | None) -> str:
-        def tell(done_bytes: int) -> None:
-            self._tell(replica, done_bytes, draft.nbytes)
+        def report(done_bytes: int) -> None:
+            self._report(replica, done_bytes, draft.nbytes)
             if behind is not None:
                 behind.done(done_bytes)
 
-        self._plans.write(replica, draft.fd, draft.nbytes, tell)
+        self._plans.write(replica, draft.fd, draft.nbytes, report)
         self._host.check(draft.fd, draft.nbytes)  # a converter child is not trusted
         return self._host.digest(draft.fd, draft.nbytes, behind)
 
@@ -204,7 +204,7 @@ class ImageMaker:
                 draft,
                 origin,
                 extent,
-                lambda done: self._tell(replica, done, draft.nbytes),
+                lambda done: self._report(replica, done, draft.nbytes),
                 behind=behind,
             )
         except ImageError as error:
@@ -214,5 +214,5 @@ class ImageMaker:
                 raise
             raise BrokenSourceError from error
 
-    def _tell(self, replica: ReplicaId, done_bytes: int, total_bytes: int) -> None:
+    def _report(self, replica: ReplicaId, done_bytes: int, total_bytes: int) -> None:
         self._progress[replica.key, replica.place] = Progress(done_bytes, total_bytes)

@@ -38,7 +38,7 @@ from trims.store.fill.workers import Workers
 from trims.store.work import Slots, thread_pool
 from trims.tiers.base import RemoteTier
 from trims.tiers.reading import read_ahead
-from trims.trace.spans import span, within
+from trims.trace.spans import Within, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -449,7 +449,7 @@ class Runner:
 
     def _serve_in_place(self, replica: ReplicaId) -> Event:
         started = self._clock()
-        with within(self._trace_of(replica.key)):
+        with Within(self._trace_of(replica.key)):
             extent = self._maker.serve_in_place(replica)
         self.adopt(replica, extent)
         filled_at_s = self._clock()
@@ -468,7 +468,7 @@ class Runner:
         started = self._clock()
         lent = None if source is None else self.sealed.get(source)
         try:
-            with within(self._trace_of(replica.key)):
+            with Within(self._trace_of(replica.key)):
                 extent = self._maker.make(replica, nbytes, source, lent)
         except BrokenSourceError as error:
             assert source is not None, "nothing else is copied"

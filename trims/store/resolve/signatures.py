@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, TrimsError
-from trims.formats.base import tells_signature
+from trims.formats.base import states_signature
 from trims.formats.conversion.conversion import is_large
 from trims.manifests.serving import NO_SIGNATURE, Signature, TensorType
 
@@ -48,7 +48,7 @@ class Signatures:
         if before is not None:
             self._catalog.remember_signature(key, before)
             return
-        read = chosen.signature if tells_signature(chosen) else None
+        read = chosen.signature if states_signature(chosen) else None
         if read is not None:
             self._catalog.remember_signature(key, _written(_stated(chosen, read, artifact)))
 

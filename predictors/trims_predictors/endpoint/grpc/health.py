@@ -72,7 +72,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._draining = True
         if self._looking is not None:
             self._looking.cancel()
-        self._tell()
+        self._notify()
 
     async def _follow(self) -> None:
         while True:
@@ -83,9 +83,9 @@ class Health(health_pb2_grpc.HealthServicer):
         serving = await self._is_ready()
         if serving != self._serving:
             self._serving = serving
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake all watchers; each has the event that was there when it looked."""
         self._changed.set()
         self._changed = asyncio.Event()

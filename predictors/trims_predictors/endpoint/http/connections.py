@@ -369,8 +369,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     def _refuse(self, status: bytes, why: str) -> None:
         """Close the connection, with an answer unless another one is under way or nothing was asked."""
         if self._may_answer() and not self.transport.is_closing():
-            told = json.dumps({"error": why}, separators=(",", ":")).encode()
-            self.transport.write(_ANSWER % (status, len(told), b"", told))
+            body = json.dumps({"error": why}, separators=(",", ":")).encode()
+            self.transport.write(_ANSWER % (status, len(body), b"", body))
         self.transport.close()
 
     def _refuse_connection(self) -> None:
@@ -383,9 +383,9 @@ class ImpatientProtocol(HttpToolsProtocol):
         if self.loop.time() - cls._warned_s >= _WARN_AGAIN_S:
             cls._warned_s = self.loop.time()
             _log.warning("a connection is refused: %s", why)
-        told = json.dumps({"error": why}, separators=(",", ":")).encode()
+        body = json.dumps({"error": why}, separators=(",", ":")).encode()
         retry = b"retry-after: %d\r\n" % RETRY_AFTER_S
-        self.transport.write(_ANSWER % (b"503 Service Unavailable", len(told), retry, told))
+        self.transport.write(_ANSWER % (b"503 Service Unavailable", len(body), retry, body))
         self.transport.close()
 
     def _may_answer(self) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Kinds of numpy's types whose values each data type takes from JSON; whole numbers for all others.
 _KINDS = {"BOOL": "b", "BYTES": "", "FP16": "iuf", "BF16": "iuf", "FP32": "iuf", "FP64": "iuf"}
 #: Words for numpy's kinds that are no numbers.
-_TOLD = {"U": "text", "O": "values that are no numbers"}
+_WORDS = {"U": "text", "O": "values that are no numbers"}
 
 
 def numbers(name: str, dtype: str, data: list[Any]) -> np.ndarray[Any, Any]:
@@ -39,8 +39,8 @@ def numbers(name: str, dtype: str, data: list[Any]) -> np.ndarray[Any, Any]:
     elif values.dtype.kind == "f" and np.isinf(values).any():
         _check_literals(name, dtype, flat(data))
     if values.size and values.dtype.kind not in kinds:
-        told = _TOLD.get(values.dtype.kind, str(values.dtype))
-        raise CallerError(f"the 'data' of the input {name!r} holds {told}; {dtype} is expected")
+        held = _WORDS.get(values.dtype.kind, str(values.dtype))
+        raise CallerError(f"the 'data' of the input {name!r} holds {held}; {dtype} is expected")
     return cast(name, dtype, values)
 
 

@@ -65,7 +65,7 @@ class _Region:
         if not self.users:
             os.close(self.fd)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.nbytes}
 
 
@@ -128,8 +128,8 @@ class SharedMemory:
         """The caller's regions, none if shared memory is off; or one of them. Raises CallerError if it is not there."""
         if name:
             self._check_offered()
-            return [self._of(name).told()]
-        return [each.told() for each in self._regions.get(_whose(), {}).values()]
+            return [self._of(name).as_json()]
+        return [each.as_json() for each in self._regions.get(_whose(), {}).values()]
 
     def close(self) -> None:
         """Forget all regions. Idempotent."""

@@ -285,7 +285,7 @@ def test_an_answer_that_lies_unread_outlives_a_failing_send(
     door.serves(last_words(segment()))
     made, slot = channel(), _Slot()
     made._slots[41] = slot
-    made.tell({"op": "open", "model": "m", "id": 41})
+    made.notify({"op": "open", "model": "m", "id": 41})
     door.end()
     with pytest.raises(LostPeerError, match="closed the connection"):
         made.request({"op": "open", "model": "n"})
@@ -308,7 +308,7 @@ def test_an_answer_behind_one_that_is_not_awaited_outlives_the_hang_up(
     door.serves(late_and_gone)
     made, slot = channel(), _Slot()
     made._slots[1] = slot
-    made.tell({"op": "open", "model": "m", "id": 1})
+    made.notify({"op": "open", "model": "m", "id": 1})
     door.end()
     made.read_to_end()
     assert slot.answer is not None

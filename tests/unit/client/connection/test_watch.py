@@ -41,7 +41,7 @@ def test_the_watcher_reads_only_if_no_other_thread_does(door: Door, monkeypatch:
     door.serves(speak)
     monkeypatch.setattr("trims_client.connection.watch._WAKE_MS", 1)
     channel = Channel(door.path, "test")
-    channel.tell({"op": "close", "lease": 1})
+    channel.notify({"op": "close", "lease": 1})
     assert said.wait(WAIT_S)
     channel._reading = 1
     wait_for_end(channel, threading.Lock())
@@ -61,7 +61,7 @@ def test_the_watcher_reads_what_was_said_before_a_hang_up(
     door.serves(last_words(segment()))
     made, slot = channel(), _Slot()
     made._slots[1] = slot
-    made.tell({"op": "open", "model": "m", "id": 1})
+    made.notify({"op": "open", "model": "m", "id": 1})
     while not made.broken:
         wait_for_end(made, threading.Lock())
     assert slot.answer is not None
@@ -80,7 +80,7 @@ def test_a_refusal_read_by_the_watcher_is_told_to_the_next_thread_that_asks(
 
     door.serves(refuse)
     made = channel()
-    made.tell({"op": "close", "lease": 1})
+    made.notify({"op": "close", "lease": 1})
     door.end()
     made.read_to_end()
     with pytest.raises(NotSupportedError, match="the same trims"):

@@ -13,7 +13,7 @@ from trims_client.frameworks import torch as over_weights
 from trims_client.weights import Weights
 
 from trims.core.errors import ArtifactError, NotSupportedError
-from trims.formats.base import Artifact, is_in_place_format, is_measurable, tells_signature
+from trims.formats.base import Artifact, is_in_place_format, is_measurable, states_signature
 from trims.formats.plugins import detect
 from trims.formats.transformers.converter import TransformersConverter
 from trims.image.model_files import described_in
@@ -42,7 +42,7 @@ def test_a_configuration_is_detected_among_all_formats(bert: Path) -> None:
     assert not CONVERTER.claims(bert / "other.json", (bert / "config.json").read_bytes())
     assert is_in_place_format(CONVERTER)
     assert is_measurable(CONVERTER)
-    assert tells_signature(CONVERTER)
+    assert states_signature(CONVERTER)
 
 
 def test_the_files_of_a_folder_are_its_configuration_weights_and_tokenizer(bert: Path) -> None:

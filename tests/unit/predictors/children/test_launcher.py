@@ -15,7 +15,7 @@ import pytest
 from in_namespaces import namespaces
 from made_environments import put
 from repository import ROOT
-from trims_predictors.children.launcher import Environment, Launcher, check_hidden, tell_status
+from trims_predictors.children.launcher import Environment, Launcher, check_hidden, format_status
 from trims_predictors.sandbox.sandbox import NAMESPACES, Isolation
 
 from trims.core.errors import ConfigError, InUseError, PredictorError
@@ -147,9 +147,9 @@ def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:
 
 
 def test_how_a_process_ended_is_as_trims_errors() -> None:
-    assert tell_status(3) == "it exited with status 3"
-    assert tell_status(-11) == "it was ended by SIGSEGV"
-    assert tell_status(-9).startswith(
+    assert format_status(3) == "it exited with status 3"
+    assert format_status(-11) == "it was ended by SIGSEGV"
+    assert format_status(-9).startswith(
         "it was ended by SIGKILL (by the kernel for lack of memory, or by another process"
     )
 

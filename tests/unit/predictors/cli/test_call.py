@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fleets import SUPPORT, register
-from trims_predictors.cli.call import _checked, handler_in, told
+from trims_predictors.cli.call import _checked, handler_in, report_lines
 from trims_predictors.cli.call import register as add_command
 from trims_predictors.cli.invocations import Invocation, Invoked
 
@@ -162,7 +162,7 @@ def test_an_answer_that_is_nested_too_deeply_to_be_printed_is_told() -> None:
 
 def test_only_what_was_measured_has_a_column() -> None:
     cold: Any = Invocation(b"1", "forked", 0.25, {"process_s": 0.05, "handler_s": 0.2}, True, "cpu")
-    lines = told(Invoked(1.5, (), None, cold, (), None))
+    lines = report_lines(Invoked(1.5, (), None, cold, (), None))
     assert lines[:2] == [
         "cold: forked; weights at cpu, already there",
         "its template took 1.50 s, once for all functions",
@@ -189,4 +189,4 @@ def test_only_what_was_measured_has_a_column() -> None:
 )
 def test_what_the_first_cold_start_paid_alone_is_told(fields: dict[str, Any], line: str) -> None:
     cold: Any = Invocation(b"1", "forked", 0.25, {}, True, "cpu")
-    assert any(each.startswith(line) for each in told(Invoked(1.5, (), None, cold, (), None, **fields)))
+    assert any(each.startswith(line) for each in report_lines(Invoked(1.5, (), None, cold, (), None, **fields)))

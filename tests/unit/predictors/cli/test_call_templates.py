@@ -113,5 +113,5 @@ def test_what_was_learned_and_spoils_a_template_now_is_forgotten(daemon: Daemon,
     found = invoke(heavy)
     assert found.forgot is not None
     assert "it has 2 threads" in found.forgot
-    assert (found.cold.start, found.spoilt, found.knew) == ("forked", None, 0)
+    assert (found.cold.start, found.unfit, found.knew) == ("forked", None, 0)
     assert read_learned(kept) == {NUMPY: ["heavy"], Environment("torch"): ["json"]}

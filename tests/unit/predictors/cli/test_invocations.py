@@ -53,7 +53,7 @@ def test_a_cold_invocation_is_forked_and_its_stages_make_up_its_time(
     assert (found.cold.start, found.cold.place, found.cold.resident) == ("forked", "cpu", False)
     assert found.cold.stages.keys() == STARTS
     assert sum(found.cold.stages.values()) == pytest.approx(found.cold.total_s)
-    assert (found.warm, found.fresh, found.spoilt, found.not_imported) == ((), None, None, ())
+    assert (found.warm, found.fresh, found.unfit, found.not_imported) == ((), None, None, ())
     told = capfd.readouterr()
     assert told.out == "", "standard output is for the answer"
     assert told.err == "imported\nasked\n"
@@ -140,8 +140,8 @@ def test_modules_that_spoil_the_template_or_are_not_there_are_told(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
     found = invoke(change(call, preload=("threaded", "missing_module")))
     assert found.not_imported == ("missing_module",)
-    assert found.spoilt is not None
-    assert "it has 2 threads" in found.spoilt
+    assert found.unfit is not None
+    assert "it has 2 threads" in found.unfit
     assert found.cold.start == "spawned"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trims_predictors.cli.run import _as_json, _tell, told_stages, told_start
+from trims_predictors.cli.run import _as_json, _print, format_stages, format_start
 from trims_predictors.cli.run_request import Ran
 from trims_predictors.tensors import Tensor, from_array
 
@@ -22,16 +22,16 @@ def ran(*outputs: Tensor) -> Ran:
 
 
 def test_cold_and_warm_are_told_with_their_stages() -> None:
-    assert told_start(COLD) == "cold: a predictor was started (forked); weights at cpu, loaded for it"
-    assert told_start({**COLD, "resident": True}).endswith("already there")
-    assert told_start({"cold": False, "place": "gpu:0"}) == "warm: a predictor was running; weights at gpu:0"
-    assert told_stages(COLD) == "queue 500.00 ms (process 100.00 ms, load 250.00 ms), predict 2.00 s, run 2.50 s"
-    assert told_stages({"queue_s": 0.5}) == "queue 500.00 ms"
-    assert told_stages({}) == ""
+    assert format_start(COLD) == "cold: a predictor was started (forked); weights at cpu, loaded for it"
+    assert format_start({**COLD, "resident": True}).endswith("already there")
+    assert format_start({"cold": False, "place": "gpu:0"}) == "warm: a predictor was running; weights at gpu:0"
+    assert format_stages(COLD) == "queue 500.00 ms (process 100.00 ms, load 250.00 ms), predict 2.00 s, run 2.50 s"
+    assert format_stages({"queue_s": 0.5}) == "queue 500.00 ms"
+    assert format_stages({}) == ""
 
 
 def test_small_tensors_are_printed_in_full_and_large_ones_by_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(ran(from_array("small", np.arange(64.0)), from_array("large", np.arange(100_000))))
+    _print(ran(from_array("small", np.arange(64.0)), from_array("large", np.arange(100_000))))
     told = capsys.readouterr().out
     assert "small: FP64 [64]\n" in told
     assert "63." in told
@@ -43,7 +43,7 @@ def test_small_tensors_are_printed_in_full_and_large_ones_by_their_ends(capsys: 
 
 def test_texts_are_printed_as_text_and_other_bytes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     values = np.array([b"hello", b"\xff\xfe", b"x" * 1000, *([b"more"] * 70)], dtype=object)
-    _tell(ran(from_array("y", values)))
+    _print(ran(from_array("y", values)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["y: BYTES [73]", "  hello", "  2 bytes that are no text"]
     assert lines[3].endswith("... (1000 characters)")
@@ -51,7 +51,7 @@ def test_texts_are_printed_as_text_and_other_bytes_are_counted(capsys: pytest.Ca
 
 
 def test_an_empty_tensor_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(ran(from_array("y", np.zeros((0, 3)))))
+    _print(ran(from_array("y", np.zeros((0, 3)))))
     assert "y: FP64 [0, 3]\n  []\n" in capsys.readouterr().out
 
 

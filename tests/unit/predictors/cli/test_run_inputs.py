@@ -137,5 +137,5 @@ def test_guessed_types_are_told_with_the_flag_that_states_them() -> None:
     inputs = RunInputs("m", ["b=FP64"])
     inputs.read(["a=[1]", "b=[1]", "x=[1]"], [X])
     assert inputs.guessed == {"a": "INT64"}
-    assert "a as INT64" in inputs.told_guesses()
-    assert "--dtype a=TYPE" in inputs.told_guesses()
+    assert "a as INT64" in inputs.format_guesses()
+    assert "--dtype a=TYPE" in inputs.format_guesses()

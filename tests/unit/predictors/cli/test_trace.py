@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from recorded import a_request
-from trims_predictors.cli.trace import _tell_list, show
+from trims_predictors.cli.trace import _print_list, show
 
 from trims.cli.main import build_parser
 from trims.core.errors import CallerError
@@ -37,11 +37,11 @@ def test_json_has_every_line_and_a_list_one_object_for_each_trace(capsys: pytest
     assert (told["name"], told["spans"], len(told["lines"])) == ("open", 5, 7)
     assert told["lines"][1]["parent_id"] == told["lines"][0]["span_id"]
     summaries = list(summarize(a_request().spans).values())
-    _tell_list(summaries, as_json=True)
+    _print_list(summaries, as_json=True)
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed.items() <= told.items()
     assert (listed["seconds"], listed["spans"], listed["processes"]) == (pytest.approx(100e-9), 5, 2)
-    _tell_list(summaries, as_json=False)
+    _print_list(summaries, as_json=False)
     assert capsys.readouterr().out.split()[0] == told["trace_id"]
 
 

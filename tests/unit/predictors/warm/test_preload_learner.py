@@ -177,8 +177,8 @@ def test_a_template_that_cannot_be_forked_is_tried_again_after_ten_minutes() -> 
     now_s = [100.0]
     nothing: Any = None
     learner = PreloadLearner(nothing, nothing, nothing, nothing, clock=lambda: now_s[0])
-    spoilt: Any = SimpleNamespace(spoilt="it has 2 threads")
-    learner.doubt(NUMPY, spoilt)
+    unfit: Any = SimpleNamespace(unfit="it has 2 threads")
+    learner.doubt(NUMPY, unfit)
     assert (learner.may_fork(NUMPY), learner.may_fork(TORCH)) == (False, True)
     now_s[0] += 599
     assert not learner.may_fork(NUMPY)

@@ -1,4 +1,4 @@
-"""Templates learn, are replaced when they are spoilt, and a predictor comes from somewhere in any case."""
+"""Templates learn, are replaced when they are unfit, and a predictor comes from somewhere in any case."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trims_predictors.worker.prefault import MOST_NUMBERS, MOST_PAGES, WrittenPages, _runs, check_pages, told
+from trims_predictors.worker.prefault import MOST_NUMBERS, MOST_PAGES, WrittenPages, _runs, check_pages, page_ranges
 
 from trims.core.errors import BadMessageError
 
@@ -100,7 +100,7 @@ def test_a_process_without_numpy_records_nothing() -> None:
 
 @given(st.sets(st.integers(0, 5000), max_size=300))
 def test_any_pages_come_back_as_they_were_told(pages: set[int]) -> None:
-    numbers = told(sorted(pages))
+    numbers = page_ranges(sorted(pages))
     check_pages(numbers)
     assert [page for begin, count in _runs(numbers) for page in range(begin, begin + count)] == sorted(pages)
 
@@ -117,7 +117,7 @@ def test_the_pages_of_several_models_are_told_together() -> None:
     pages = WrittenPages()
     pages.learn("a", [10, 2])
     pages.learn("b", [11, 3])
-    assert pages.told() == [10, 4]
+    assert pages.page_ranges() == [10, 4]
     assert not pages.lacks("a")
     assert pages.lacks("c")
 
@@ -127,7 +127,7 @@ def test_more_pages_than_are_copied_for_a_spare_are_not_remembered() -> None:
     pages.learn("hostile", [0, 1 << 35])
     pages.learn("a", [0, MOST_PAGES - 1])
     pages.learn("b", [0, MOST_PAGES, 5, 5][2:])
-    assert pages.told() == [0, MOST_PAGES - 1]
+    assert pages.page_ranges() == [0, MOST_PAGES - 1]
     pages.learn("c", [MOST_PAGES, 1])
     assert not pages.lacks("d")
 

@@ -89,7 +89,7 @@ def test_a_template_begins_with_descriptors_of_itself_and_its_guard(supervisor: 
 
 def test_modules_are_imported_and_those_that_cannot_be_are_told(supervisor: Supervisor) -> None:
     answer = supervisor.load("json", "no_such_module", "colorsys")
-    assert answer["spoilt"] is None
+    assert answer["unfit"] is None
     assert list(answer["failed"]) == ["no_such_module"]
     assert answer["failed"]["no_such_module"].startswith("ModuleNotFoundError")
 
@@ -99,7 +99,7 @@ def test_libraries_of_steps_do_not_keep_a_template_from_being_forked(supervisor:
     answer = supervisor.load(
         *_ALWAYS, *(f"PIL.{plugin}" for plugin in plugins), "PIL.ImageOps", "tokenizers", "tokenizers.tokenizers"
     )
-    assert answer["spoilt"] is None
+    assert answer["unfit"] is None
     assert all(name.startswith(("PIL.", "tokenizers")) for name in answer["failed"]), "both are optional"
 
 

@@ -322,12 +322,12 @@ def test_the_rate_of_a_transfer_is_zero_once_nothing_comes() -> None:
     running = Running("http://h/m", "fetch", clock=lambda: now[0])
     for second in range(1, 20):
         now[0] = float(second)
-        running.tell(Moved(second * 100, second * 100, 10_000))
+        running.report(Moved(second * 100, second * 100, 10_000))
     assert 90 < running.rate < 110
     assert running.left_s is not None
     now[0] += 10.0
     assert (running.rate, running.left_s) == (0.0, None)
-    running.tell(Moved(2000, 2000, 10_000))
+    running.report(Moved(2000, 2000, 10_000))
     assert running.rate > 0
-    running.tell(Moved(2000, 2000, 10_000, "h cannot be reached"))
+    running.report(Moved(2000, 2000, 10_000, "h cannot be reached"))
     assert (running.rate, running.left_s) == (0.0, None)

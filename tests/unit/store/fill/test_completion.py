@@ -51,7 +51,7 @@ def test_readers_of_an_image_on_disk_are_told_when_it_is_filled_in_memory(
     daemon: Daemon, asker: Asker, model: Callable[..., str]
 ) -> None:
     told: list[tuple[int, str]] = []
-    daemon.store.tell_upgrades_to(lambda session, key: told.append((session, key)))
+    daemon.store.subscribe_to_upgrades(lambda session, key: told.append((session, key)))
     on_disk = asker.open(model(), place=DISK)
     for _ in range(10):
         asker.open("m", place=DISK)
