@@ -159,25 +159,28 @@ class EndpointProcess:
 
     def await_spare(self, framework: str, model: str) -> None:
         """Wait until no predictor of the model runs, a spare is ready and no template learns. Raises EndpointError."""
-        self._await(model, lambda state: framework not in state["learning"] and state["spares"].get(framework))
+        self.await_state(
+            lambda state: (
+                model not in state["models"] and framework not in state["learning"] and state["spares"].get(framework)
+            )
+        )
 
     def await_hot_spare(self, model: str) -> None:
         """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError."""
-        self._await(model, lambda state: state["hot"].get(model))
+        self.await_state(lambda state: model not in state["models"] and state["hot"].get(model))
 
     def await_calm(self) -> None:
         """Wait until no template learns. Raises EndpointError."""
-        self._await("", lambda state: not state["learning"])
+        self.await_state(lambda state: not state["learning"])
 
-    def _await(self, model: str, is_so: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until no predictor of the model runs and the state is one wanted. Raises EndpointError in the end."""
-        until = time.monotonic() + _CALM_S
-        while time.monotonic() < until:
-            state = self.state()
-            if model not in state["models"] and is_so(state):
-                return
+    def await_state(self, is_so: Callable[[dict[str, Any]], object]) -> float:
+        """Wait until the state is one wanted; return the seconds. Raises EndpointError."""
+        began = time.monotonic()
+        while not is_so(state := self.state()):
+            if time.monotonic() - began > _CALM_S:
+                raise EndpointError(f"no calm after {_CALM_S:g} s: {state}; {''.join(self._said)}")
             time.sleep(_POLL_S)
-        raise EndpointError(f"no calm after {_CALM_S:g} s: {self.state()}; {''.join(self._said)}")
+        return time.monotonic() - began
 
 
 def environment_of(mxnet: Path | None) -> list[str]:

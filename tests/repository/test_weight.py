@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 CODE_LINES = {
     "trims": 52936,
     "client/trims_client": 4986,
-    "predictors/trims_predictors": 20331,
-    "bench/trims_bench": 13671,
+    "predictors/trims_predictors": 20333,
+    "bench/trims_bench": 13656,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call, environment
-from trims_bench.endpoint import EndpointError, EndpointProcess, as_inputs
+from trims_bench.endpoint import EndpointProcess, as_inputs
 from trims_bench.gpu.lines import Line, not_taken, taken
 from trims_bench.gpu.loading import Case
 from trims_bench.gpu.resident import gpu_daemon
@@ -21,7 +21,7 @@ from trims_bench.measuring import Bar, Comparison, Samples, ratio
 from trims_bench.models import TORCH, artifact_of, inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from trims_bench.daemon import DaemonProcess
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _PLACE = "gpu:0"
 _MODELS = ("bert-base", "resnet50", "gpt2")
 _SPARE_MS, _TEMPLATE_MS, _HOT_MS, _TIMES = 60.0, 450.0, 1.5, 100.0
-_WAIT_S, _POLL_S = 60.0, 0.05
 _HOT_REQUESTS, _LOOPS = 30, 30
 #: Bytes that another program leaves of the device when spares are put under pressure.
 _LEFT_BYTES = 64 << 20
@@ -125,7 +124,7 @@ def _cold(
     endpoint.await_calm()
     for _ in range(count):
         if name == "spare":
-            _await(endpoint, lambda state: not state["models"].get(case.name) and _spares(state))
+            endpoint.await_state(lambda state: not state["models"].get(case.name) and _spares(state))
         else:
             endpoint.await_spare("torch", case.name)
         began = time.perf_counter_ns()
@@ -158,12 +157,12 @@ def _hot(endpoint: EndpointProcess, case: Case, alone: dict[str, list[int]]) -> 
 def _pressure(rig: Rig, endpoint: EndpointProcess, case: Case) -> Iterator[Line]:
     """Report whether spares end when another program takes the device, whose requests are answered, and come again."""
     given = _inputs(case)
-    _await(endpoint, _spares)
+    endpoint.await_state(_spares)
     nbytes = (rig.free_bytes() - _LEFT_BYTES) // (2 << 20) * (2 << 20)
     with rig.exporter("vmm", nbytes):
-        gone_s = _await(endpoint, lambda state: not _spares(state))
+        gone_s = endpoint.await_state(lambda state: not _spares(state))
     endpoint.infer(case.name, given)
-    back_s = _await(endpoint, _spares)
+    back_s = endpoint.await_state(_spares)
     for what, seconds in (("given up", gone_s), ("made again", back_s)):
         sides = (Samples(what, [int(seconds * 1e9)]),)
         yield taken(Comparison(f"spares under pressure: {what} after", seconds, "s", None, sides))
@@ -171,16 +170,6 @@ def _pressure(rig: Rig, endpoint: EndpointProcess, case: Case) -> Iterator[Line]
 
 def _spares(state: dict[str, Any]) -> list[Any]:
     return [each for each in state["device_spares"] if each["place"] == _PLACE]
-
-
-def _await(endpoint: EndpointProcess, is_so: Callable[[dict[str, Any]], object]) -> float:
-    """Wait until the endpoint's state is one wanted; return the seconds. Raises EndpointError."""
-    began_s = time.monotonic()
-    while not is_so(state := endpoint.state()):
-        if time.monotonic() - began_s > _WAIT_S:
-            raise EndpointError(f"not within {_WAIT_S:g} s: {state}")
-        time.sleep(_POLL_S)
-    return time.monotonic() - began_s
 
 
 # -- a trace with kernels --------------------------------------------------------------------------------------------

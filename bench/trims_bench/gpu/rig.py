@@ -6,7 +6,6 @@ The check's own process makes no context, so that it can report whatever dies.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from trims.core.errors import LostPeerError, NotSupportedError, TrimsError
 from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, export_message, export_of
 from trims.memory.cuda.survey import survey
+from trims.process import messages
 from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
 from trims.testing.device_memory import CONTENT, Owner
-from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Allocation
 
 DRIVERS = ("vmm", "ipc")
-_MOST = 1 << 20
 _BEGIN_S = 60.0
 
 
@@ -138,9 +136,8 @@ class Exporter:
     """A process that owns one sealed allocation, from outside: `python -m trims_bench.gpu.rig` is its inside."""
 
     def __init__(self, kind: str, driver: str, nbytes: int) -> None:
-        self._sock, theirs = socket.socketpair()
+        self._sock, theirs = messages.pair()
         self._sock.settimeout(_BEGIN_S)
-        self._decoder = Decoder()
         with theirs:
             command = run_module(__name__, kind, driver, str(nbytes), str(theirs.fileno()))
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -170,17 +167,14 @@ class Exporter:
         self.process.wait()
 
     def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        try:
-            self._sock.sendall(encode(message))
-            data, fds, _, _ = socket.recv_fds(self._sock, _MOST, 1)
-        except ConnectionError:
-            data, fds = b"", []
-        if not data:
+        with contextlib.suppress(LostPeerError):  # then there is no answer
+            messages.send(self._sock, message)
+        received = messages.receive(self._sock)
+        if received is None:
             raise LostPeerError(f"the exporter ended with status {self.process.wait()}")
-        answer: dict[str, Any] = self._decoder.feed(data)[0]
-        if "refused" in answer:
-            raise NotSupportedError(answer["refused"])
-        return answer, fds
+        if "refused" in received[0]:
+            raise NotSupportedError(received[0]["refused"])
+        return received
 
 
 def _own(kind: str, driver: str, nbytes: str, fd: str) -> None:
@@ -190,9 +184,9 @@ def _own(kind: str, driver: str, nbytes: str, fd: str) -> None:
             owner = Owner(kind, driver)
             made = owner.sealed(CONTENT[: int(nbytes)], nbytes=int(nbytes))
         except TrimsError as error:
-            sock.sendall(encode({"refused": str(error)}))
+            messages.send(sock, {"refused": str(error)})
             return
-        with contextlib.suppress(ConnectionError):  # the asking side has given up
+        with contextlib.suppress(LostPeerError):  # the asking side has given up
             _answer(sock, owner, made)
         owner.memory.free(made)
         owner.end()
@@ -200,22 +194,19 @@ def _own(kind: str, driver: str, nbytes: str, fd: str) -> None:
 
 def _answer(sock: socket.socket, owner: Owner, made: Allocation) -> None:
     """Answer requests until no more come."""
-    decoder = Decoder()
-    while data := sock.recv(_MOST):
-        for message in decoder.feed(data):
-            fds: list[int] = []
-            answer: dict[str, Any] = {}
-            if message["op"] == "export":
-                export = owner.memory.export(made)
-                answer, fds = export_message(export), [export.fd] if export.fd >= 0 else []
-            elif message["op"] == "read":
-                count = min(len(CONTENT), made.nbytes)
-                answer = {"intact": owner.read(made, count) == CONTENT[:count]}
-            try:
-                socket.send_fds(sock, [encode(answer)], fds)
-            finally:
-                for each in fds:
-                    os.close(each)
+    while received := messages.receive(sock):
+        fds: list[int] = []
+        answer: dict[str, Any] = {}
+        if received[0]["op"] == "export":
+            export = owner.memory.export(made)
+            answer, fds = export_message(export), [export.fd] if export.fd >= 0 else []
+        elif received[0]["op"] == "read":
+            count = min(len(CONTENT), made.nbytes)
+            answer = {"intact": owner.read(made, count) == CONTENT[:count]}
+        try:
+            messages.send(sock, answer, fds)
+        finally:
+            messages.close_all(fds)
 
 
 def ended(name: str, arguments: Sequence[str]) -> str:
