@@ -13,6 +13,7 @@ from endpoints import Endpoint
 from fleets import register
 
 from trims.control import admin
+from trims.trace.reader import read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,6 +108,23 @@ def test_a_request_is_one_tree_from_the_client_s_span_to_the_stages(
     server = check_tree(collector.trace(again, ROUTE), ROUTE, set())
     assert (server.attributes["faas.coldstart"], server.attributes["trims.predictor"]) == (False, "running")
     assert collector.services == {"trims-endpoint"}
+
+
+def test_a_request_that_is_recorded_in_files_too_is_the_same_trace_there(
+    start: Callable[..., Endpoint], collector: Collector, daemon: Daemon
+) -> None:
+    endpoint = start(collector.url)
+    ask(endpoint, {})  # from here on it knows where files are
+    ask(endpoint, {**CONTEXT, "tracestate": "trims=1"})
+    sent = collector.trace(TRACE, ROUTE)
+    check_tree(sent, ROUTE, set())
+    assert endpoint.end() == 0
+    (trace,) = read_traces(daemon.config.state_dir / "trace")
+    written = {each.name: each for each in trace.spans}
+    assert (trace.trace_id, written.keys()) == (TRACE, sent.keys())
+    for name in (ROUTE, "queue", "run"):
+        assert (written[name].span_id, written[name].parent_id) == (sent[name].own, sent[name].parent)
+    assert {written[name].process.role for name in RUN} == {"predictor"}
 
 
 def test_a_request_over_grpc_is_a_tree_too(start: Callable[..., Endpoint], collector: Collector) -> None:

@@ -15,8 +15,8 @@ GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entr
 #: Groups for the packages of others: ours names nothing in them.
 GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed"}
 #: Attributes of spans.
-SPANS = (ROOT / f"predictors/trims_predictors/endpoint/observe/{name}.py" for name in ("otlp", "tracing"))
-ATTRIBUTES = {name for file in SPANS for name in re.findall(r'"(trims(?:\.\w+)+)":', file.read_text())}
+SPANS = ROOT / "predictors/trims_predictors/endpoint/observe/tracing.py"
+ATTRIBUTES = set(re.findall(r'"(trims(?:\.\w+)+)":', SPANS.read_text()))
 #: Written in its own environment only.
 ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.lock", "trims.json"}
 

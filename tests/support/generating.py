@@ -29,7 +29,7 @@ class Generator:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.metrics.register("m")
-        self.tracing = None
+        self.exporter = None
         self.error: Exception | None = None
         self.fails_after = 0
         self.asked: list[dict[str, Any]] = []

@@ -35,7 +35,7 @@ class StandIn:
         self.repository = self
         self.error = error
         self.metrics = Metrics()
-        self.tracing = None
+        self.exporter = None
         self.shared_memory = SharedMemory()
         #: Awaited by each request; and how many run, ran at most, and were cancelled.
         self.hold: Callable[[list[Any]], Awaitable[None]] | None = None

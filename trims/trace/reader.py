@@ -259,11 +259,11 @@ def _spans_in(path: Path, trace_id: str = "", most_bytes: int | None = None) -> 
     for process, message in _batches(path, trace_id.encode(), most_bytes):
         for row in message.get("open", ()):
             if row[0].startswith(trace_id):
-                span = _record(process, row)
+                span = as_record(process, row)
                 unfinished[span.span_id] = span
         for row in message["spans"]:
             if row[0].startswith(trace_id):
-                span = _record(process, row)
+                span = as_record(process, row)
                 unfinished.pop(span.span_id, None)
                 yield span
     yield from unfinished.values()
@@ -331,7 +331,8 @@ def _child(process: Process, of: list[Any]) -> Process:
     return Process(int(pid), str(role), process.unix_ns, process.monotonic_ns, process.boot)
 
 
-def _record(process: Process, row: list[Any]) -> Record:
+def as_record(process: Process, row: list[Any]) -> Record:
+    """Return a span of a process as it stands in a file."""
     trace_id, span_id, parent_id, name, level, start_ns, end_ns, thread, attributes = row
     return Record(
         process, trace_id, span_id, parent_id, name, Level(level), int(start_ns), int(end_ns), int(thread),

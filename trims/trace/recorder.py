@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.trace.context import new_context, new_id
+from trims.trace.context import new_id
 from trims.trace.levels import Level
 from trims.trace.span import row_of
 
@@ -167,25 +167,6 @@ class Recorder:
             self._adopted.append((pid, role, found))
             if self._thread is None:
                 self._start()
-
-    def measured(
-        self, name: str, parent: SpanContext, begin_ns: int, end_ns: int, attributes: dict[str, Any] | None = None
-    ) -> None:
-        """Take a span of the level `model` whose times are known. Never blocks.
-
-        Args:
-            parent: What it was a part of.
-            begin_ns: When it began, on the clock of `time.monotonic_ns`.
-            end_ns: When it ended.
-        """
-        if self._failed or len(self._waiting) >= _MOST_WAITING:
-            self.dropped += 1
-            return
-        self._waiting.append(
-            (new_context(parent), parent[1], name, Level.MODEL, begin_ns, end_ns, self._pid, attributes)
-        )
-        if self._thread is None:
-            self._start()
 
     def adopt_stages(self, parent: SpanContext, lengths: object, begins: object, pid: int, role: str) -> None:
         """Take the stages of a child's answer as spans, whatever they are: the thread checks them. Never blocks.

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
     from trims.trace.levels import Level
 
-    class Sink(Protocol):
-        """Where spans of this process go. No method blocks."""
+    class SpanSink(Protocol):
+        """Where spans go. No method blocks."""
 
         def began(self, span: Span) -> None:
             """Note that a span is open."""
 
         def ended(self, span: Span) -> None:
             """Take a span that has ended."""
+
+    class Sink(SpanSink, Protocol):
+        """Where spans of this process go, and its counters."""
 
         def count(self, name: str, value: float) -> None:
             """Take the value of a counter at this moment."""
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _clock = time.monotonic_ns
+#: Attribute of a span that failed: what OpenTelemetry's protocols without a status of spans call its description.
+FAILURE = "otel.status_description"
 
 
 class Span:
@@ -56,7 +61,7 @@ class Span:
     )  # fmt: skip
 
     def __init__(
-        self, sink: Sink, name: str, level: Level, parent: SpanContext | None, attributes: dict[str, Any]
+        self, sink: SpanSink, name: str, level: Level, parent: SpanContext | None, attributes: dict[str, Any]
     ) -> None:
         self._sink = sink
         self._token: Token[SpanContext | None] | None = None
@@ -73,16 +78,16 @@ class Span:
     @classmethod
     def measured(
         cls,
-        sink: Sink,
+        sink: SpanSink,
         name: str,
         level: Level,
         parent: SpanContext,
         *,
         times_ns: tuple[int, int],
         thread: int,
-        attributes: dict[str, Any],
+        attributes: dict[str, Any] | None = None,
     ) -> SpanContext:
-        """Record what a profiler has measured; return the identity of that span.
+        """Record a span whose times are known; return its identity.
 
         Args:
             sink: Takes it.
@@ -93,7 +98,7 @@ class Span:
         made = cls.__new__(cls)
         made._sink, made._token, made.name, made.level = sink, None, name, level
         made.context, made.parent_id, made.attributes, made.thread = (
-            new_context(parent), parent.span_id, attributes, thread,
+            new_context(parent), parent.span_id, attributes or {}, thread,
         )  # fmt: skip
         made.start_ns, made.end_ns = times_ns
         sink.ended(made)
@@ -103,14 +108,15 @@ class Span:
         """Add attributes."""
         self.attributes.update(attributes)
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None, at_ns: int = 0) -> None:
         """End it. Idempotent: completions come twice.
 
         Args:
             error: What it ended with; its class becomes the attribute `error.type`.
+            at_ns: When it ended, on the clock of `time.monotonic_ns`; 0 for now.
         """
         if not self.end_ns:
-            self.end_ns = _clock()
+            self.end_ns = at_ns or _clock()
             if error is not None:
                 self.attributes["error.type"] = type(error).__name__
             self._sink.ended(self)

@@ -6,7 +6,6 @@ A program calls `configure` once. Code calls `span` around what it does, and han
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 
 from trims.trace.context import VARIABLE, SpanContext, current, parse_context
 from trims.trace.levels import Level
@@ -14,7 +13,6 @@ from trims.trace.span import OFF, AnySpan, Span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
@@ -192,61 +190,36 @@ def traceparent() -> str | None:
     return None if context is None else str(context)
 
 
-@contextmanager
-def continued(text: object, level: Level | None = None) -> Iterator[SpanContext | None]:
-    """Have spans of the block be parts of the span that another process names by a `traceparent`; None for none.
-
-    Args:
-        text: The `traceparent`.
-        level: The deepest that the other process asks for; None for what this one is set to.
-    """
-    context = parse_context(text)
-    if context is not None and level is not None:
-        context = context._replace(level=int(level))
-    token = current.set(context)
-    try:
-        yield context
-    finally:
-        current.reset(token)
-
-
-@contextmanager
-def down_to(level: Level) -> Iterator[None]:
-    """Have spans of the block, which belongs to a trace, be recorded down to a level."""
-    context = current.get()
-    token = current.set(None if context is None else context._replace(level=int(level)))
-    try:
-        yield
-    finally:
-        current.reset(token)
-
-
 class Within:
-    """Context manager whose block belongs to a span, without checks: for what this code itself has sent."""
+    """Context manager whose block belongs to a span that goes on elsewhere, or to none."""
 
     __slots__ = ("_context", "_token")
 
-    def __init__(self, context: SpanContext) -> None:
+    def __init__(self, context: SpanContext | None) -> None:
         self._context = context
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> SpanContext | None:
         self._token = current.set(self._context)
+        return self._context
 
     def __exit__(self, *error: object) -> None:
         current.reset(self._token)
 
 
-@contextmanager
-def within(context: SpanContext | None) -> Iterator[None]:
-    """Have spans of the block be parts of a span that goes on elsewhere; None changes nothing."""
-    if context is None:
-        yield
-        return
-    token = current.set(context)
-    try:
-        yield
-    finally:
-        current.reset(token)
+def continued(text: object, level: Level | None = None) -> Within:
+    """Have spans of the block be parts of the span that another process names by a `traceparent`, if it is one.
+
+    Args:
+        level: The deepest that the other process asks for; None for what this one is set to.
+    """
+    context = parse_context(text)
+    return Within(context if context is None or level is None else context._replace(level=int(level)))
+
+
+def down_to(level: Level) -> Within:
+    """Have spans of the block, which belongs to a trace, be recorded down to a level."""
+    context = current.get()
+    return Within(None if context is None else context._replace(level=int(level)))
 
 
 def _after_fork() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trims.control import Model
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.service import Service
 
 #: Headers of a request -> the parameter of an inference request that says the same.

@@ -32,7 +32,7 @@ from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_c
 from trims_predictors.endpoint.http.listening import accept_no_more, listening
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.observe.access_log import RequestLog
-from trims_predictors.endpoint.observe.tracing import make_tracing
+from trims_predictors.endpoint.observe.tracing import make_exporter
 from trims_predictors.endpoint.principals import Principals
 from trims_predictors.endpoint.requests.shared_memory import SharedMemory
 from trims_predictors.endpoint.service import Service
@@ -78,14 +78,14 @@ def serve(settings: EndpointSettings) -> None:
 
 
 async def _serve(settings: EndpointSettings) -> None:
-    tracing = make_tracing(os.environ)
+    exporter = make_exporter(os.environ)
     with listening(settings.host, settings.port) as sock:
         async with aadmin(settings.pool.runtime_dir) as daemon:
             pool = WorkerPool(settings.pool)
             env_store = None if settings.environments_dir is None else EnvironmentStore(settings.environments_dir)
             picker = InterpreterSelection(settings.environments, env_store)
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
-            service = Service(daemon, pool, picker, tracing, shared_memory, variables=settings.model_variables)
+            service = Service(daemon, pool, picker, exporter, shared_memory, variables=settings.model_variables)
             workers = JsonWorkers(settings.most_body_bytes)
             evaluations = measuring_routes(settings)
             callers = Principals(settings.token, settings.tenants)
@@ -114,8 +114,8 @@ async def _serve(settings: EndpointSettings) -> None:
                 await evaluations.close()
                 await workers.close()
                 await service.close()
-                if tracing is not None:
-                    await tracing.close()
+                if exporter is not None:
+                    await asyncio.to_thread(exporter.close)
 
 
 class _Shutdown:

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
     from trims.tenants import Tenant
+    from trims.trace.export.otlp import Exporter
     from trims_predictors.deployment.deployment import Answer, Deployment
-    from trims_predictors.endpoint.observe.otlp import RequestSpan, Tracing
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.requests.infer_request import InferRequest
     from trims_predictors.endpoint.requests.part_streams import OnPart
     from trims_predictors.endpoint.requests.shared_memory import Lent
@@ -65,7 +66,7 @@ class Service:
     Args:
         daemon: The control door of the daemon whose models it serves.
         picker: Says which environment a framework runs in.
-        tracing: Makes spans of requests; None for none.
+        exporter: Sends spans of requests to a collector; None for none.
         shared_memory: Regions of callers; None where they are switched off.
         variables: Environment variables that manifests may name; None for those of `TRIMS_MODEL_VARIABLES`.
     """
@@ -75,7 +76,7 @@ class Service:
         daemon: AsyncAdmin,
         pool: WorkerPool,
         picker: InterpreterSelection,
-        tracing: Tracing | None = None,
+        exporter: Exporter | None = None,
         shared_memory: SharedMemory | None = None,
         *,
         variables: Mapping[str, str | None] | None = None,
@@ -94,7 +95,7 @@ class Service:
         self.metrics = Metrics()
         pool.on_load = self._note_load
         self.shared_memory = shared_memory or SharedMemory()
-        self.tracing = tracing
+        self.exporter = exporter
         self._draining = False
         self._was_ready = True
         #: Orders on models, and the overview of them.

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DeadlineError, PredictorError, TrimsError
 from trims.logs import facts
-from trims.trace.context import current
-from trims.trace.span import OFF
-from trims.trace.spans import recorder, span
+from trims.trace.spans import Within
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.pool.batching import join, split
 from trims_predictors.tensors import check_outputs
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
     from trims_predictors.pool.events import Job
     from trims_predictors.tensors import Tensor
 
-    #: Gives the context of a run, in W3C's headers.
-    BeginRun = Callable[[], Mapping[str, str]]
+    #: Begins the span of a run, by when its request came and how many requests are in it (`RequestSpan.begin_run`).
+    BeginRun = Callable[[float, int], tuple[SpanContext | None, Mapping[str, str] | None]]
 
 
 _log = logging.getLogger(__name__)
@@ -50,7 +48,6 @@ class Request:
         on_part: Takes parts of the answer as they come; None if none are wanted. Such a request runs alone.
         only_load: Whether it wants a predictor that has loaded the model, and no run.
         id: Name of the request in the log.
-        trace: The span that it is a part of; None if none is recorded.
         queued_s: When it was put into the queue, on the clock of `time.perf_counter`.
     """
 
@@ -64,7 +61,6 @@ class Request:
     on_part: OnPart | None = None
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
-    trace: SpanContext | None = field(default_factory=current.get)
     queued_s: float = field(default_factory=time.perf_counter)
 
 
@@ -164,32 +160,26 @@ class Runs:
     async def _run_together(self, running: Running, jobs: Sequence[Job]) -> None:
         began, deployment = time.perf_counter(), running.deployment
         requests: list[Request] = [job.payload for job in jobs]
-        traces = [request.trace for request in requests if request.trace is not None]
-        ours = recorder()
-        if ours is not None:
-            for request in requests:
-                if request.trace is not None:
-                    ours.measured("queue", request.trace, int(request.queued_s * 1e9), int(began * 1e9))
-        run = span("run", parent=traces[0], batch_size=len(jobs)) if traces else OFF
         running.process.answers(requests[0].id)
         deadline_s = deployment.run_deadline_s
         threads = running.threads = deployment.threads_of(len(self._computing))
-        contexts = [request.begin_run() for request in requests if request.begin_run is not None]
+        runs = [each.begin_run(each.began_s, len(jobs)) for each in requests if each.begin_run is not None]
+        context = runs[0][1] if runs else None
         wanted = list(requests[0].wanted)  # as of all: others do not run together
         on_part = requests[0].on_part
         message = {
             "op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {}),
-            **({"stream": True} if on_part is not None else {}),
+            **({"stream": True} if on_part is not None else {}), **({"context": dict(context)} if context else {}),
         }  # fmt: skip
         field = "`deadline_s` in the `predictor` of its manifest"
         with (
-            run,
+            Within(next((run for run, _ in runs if run is not None), None)),
             told_of(
                 deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
             ),
         ):
             answer = await running.process.ask(
-                {**message, **({"context": dict(contexts[0])} if contexts else {})},
+                message,
                 deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
                 tensors=join([request.tensors for request in requests]),
                 on_part=on_part,

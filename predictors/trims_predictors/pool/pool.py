@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, CapacityError, DeadlineError, DrainingError, PredictorError, TrimsError
+from trims.trace.context import current
 from trims.trace.spans import span
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import Computing, processors
@@ -124,7 +125,7 @@ class WorkerPool:
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
             priority: Level among those of the model, 1 for the first; 0: the model's default.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
-            begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
+            begin_run: Called when a predictor begins to answer it; returns the run's context for the predictor.
             wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
             on_part: Takes parts of the answer before it, if the predictor has parts; None for none.
 
@@ -158,8 +159,8 @@ class WorkerPool:
     async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
         deployment, answer = job.payload.deployment, job.payload.answer
         self._deployments[deployment.key] = deployment
-        if job.payload.trace is not None:
-            self._traces[deployment.key] = job.payload.trace
+        if (trace := current.get()) is not None:
+            self._traces[deployment.key] = trace
         steps = self._slots.submit(job, self._limits(deployment))
         self._do(steps)
         if deployment.grows and not (steps and isinstance(steps[0], Run)):

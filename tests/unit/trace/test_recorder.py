@@ -335,12 +335,3 @@ def test_stages_of_an_answer_are_spans_whatever_else_the_child_sends(
             7, "predictor", parent.trace_id, parent.span_id,
         )  # fmt: skip
     assert len({each.span_id for each in found}) == 3
-
-
-def test_a_span_whose_times_are_known_is_recorded(start: Callable[..., Recorder], tmp_path: Path) -> None:
-    recorder, parent = start(), SpanContext("1" * 32, "2" * 16)
-    recorder.measured("queue", parent, 5, 9, {"depth": 3})
-    assert recorder.flush(20)
-    (found,) = read_spans(tmp_path / "trace")
-    assert (found.name, found.start_ns, found.end_ns, found.attributes) == ("queue", 5, 9, {"depth": 3})
-    assert found.parent_id == parent.span_id

@@ -31,7 +31,7 @@ from trims_predictors.endpoint.grpc.requests import (
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.observe.tracing import grpc_span, recorded
+from trims_predictors.endpoint.observe.tracing import grpc_span
 from trims_predictors.endpoint.principals import caller_name
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.grpc.health import Health
     from trims_predictors.endpoint.grpc.streams import Part
     from trims_predictors.endpoint.observe.metrics import Counting
-    from trims_predictors.endpoint.observe.otlp import RequestSpan
+    from trims_predictors.endpoint.observe.tracing import RequestSpan
     from trims_predictors.endpoint.principals import Principals
     from trims_predictors.endpoint.requests.infer_request import InferRequest
     from trims_predictors.endpoint.service import Service
@@ -110,8 +110,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         with (
             about(model=model[:_MOST_NAME]),
             service.metrics.request(model, "grpc") as counting,
-            recorded(context.invocation_metadata() or (), f"gRPC {method}", model),
-            grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
+            grpc_span(service.exporter, context, method, model=model, server=self.server, code_of=code_of) as span,
         ):
             if received.trouble:
                 raise CallerError(received.trouble)

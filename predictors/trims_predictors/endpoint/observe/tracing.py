@@ -1,41 +1,52 @@
-"""Requests as spans of OpenTelemetry, if its environment variables ask for it; else each request costs one check.
+"""Requests as spans: into files for those that ask for it, and to a collector if OpenTelemetry's variables are set.
 
-Nothing of OpenTelemetry is imported here. `otlp` has the spans and their export; here is what asks for them, and what
-HTTP and gRPC report of a request in the words of the semantic conventions.
+A request is a server span, a child of the client's. Its children are `queue` and `run`. A collector gets the stages of
+both, with the lengths that `Answer.stages` has: those of a start end with the queue, and those of a run lie in its
+middle. In files the processes that did these stages record them. Without files and collector a request costs one check.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import ConfigError
-from trims.trace.context import parse_context
+from trims.process.packages import install_words
+from trims.trace.context import SpanContext, parse_context
 from trims.trace.levels import Level
-from trims.trace.spans import asked_by, is_on, span
+from trims.trace.span import FAILURE, Span
+from trims.trace.spans import Within, asked_by, is_everything, is_on, recorder
 from trims_predictors.endpoint.observe.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import grpc
     from fastapi import Request
+    from typing_extensions import Self
 
     from trims.core.errors import TrimsError
-    from trims_predictors.endpoint.observe.otlp import RequestSpan, Tracing
+    from trims.trace.export.otlp import Exporter
+    from trims.trace.span import SpanSink
+    from trims_predictors.deployment.deployment import Answer, Deployment
 
+    Headers = Iterable[tuple[str, str | bytes]]
     Spanned = AbstractContextManager["RequestSpan | None"]
-
-from trims.process.packages import install_words
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 _SERVICE = "inference.GRPCInferenceService"
 _NOTHING: AbstractContextManager[None] = nullcontext()
+#: Stages of `Answer.stages`, in their order.
+_START = ("process", "connect", "open", "import", "load")
+_RUN = ("input", "preprocess", "predict", "postprocess", "output")
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
@@ -53,28 +64,28 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """Return the maker of requests' spans; None if no traces are wanted.
+def make_exporter(environment: Mapping[str, str]) -> Exporter | None:
+    """Return what sends requests' spans to a collector; None if no traces are wanted.
 
     Raises ConfigError if packages are missing, or if a variable has a value that the SDK refuses.
     """
     if not is_wanted(environment):
         return None
     try:
-        from trims_predictors.endpoint.observe.otlp import Tracing
+        from trims.trace.export.otlp import Exporter
+
+        return Exporter("endpoint")
     except ImportError as error:
         raise ConfigError(
             f"OpenTelemetry's variables ask for traces, and {error.name} is missing: "
             f"{install_words('trims[otel]')}, or set OTEL_SDK_DISABLED=true"
         ) from error
-    try:
-        return Tracing()
     except Exception as error:
         raise ConfigError(f"OpenTelemetry's variables (OTEL_*) cannot be used: {told(error)}") from error
 
 
-def carrier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """The client's context in headers; empty unless they have exactly one, as W3C says."""
+def carrier_of(headers: Headers) -> dict[str, str]:
+    """Return the client's context in headers; empty unless they have exactly one, as W3C says."""
     found: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
     for name, value in headers:
         if name in found and isinstance(value, str):
@@ -84,31 +95,174 @@ def carrier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {TRACEPARENT: found[TRACEPARENT][0], TRACESTATE: ",".join(found[TRACESTATE])}
 
 
-def recorded(headers: Iterable[tuple[str, str | bytes]], name: str, model: str) -> AbstractContextManager[object]:
-    """Record a request as a span, if its caller asks for that by `tracestate`, or if all are recorded.
+class _Sinks(NamedTuple):
+    """Where the spans of one request go: into files, and with its `tracestate` to a collector.
 
-    The caller writes `trims=1`, or the name of the level down to which the request is recorded: `trims=framework`.
-
-    Args:
-        headers: Headers of the request, or its metadata.
+    Attributes:
+        flags: Flags of W3C's `traceparent` for the predictor's code; empty if that is given none.
     """
-    if not is_on():
-        return _NOTHING
-    asked = carrier_of(headers)
-    is_asked, level = asked_by(asked[TRACESTATE]) if asked else (False, None)
-    context = parse_context(asked[TRACEPARENT]) if is_asked else None
-    if context is not None and level is not None:
-        context = context._replace(level=int(level))
-    return span(name, Level.APPLICATION, context, **{"trims.model.name": model})
+
+    files: SpanSink | None
+    exporter: Exporter | None = None
+    state: str = ""
+    flags: str = ""
+
+    def began(self, span: Span) -> None:
+        """See `SpanSink`."""
+        if self.files is not None:
+            self.files.began(span)
+
+    def ended(self, span: Span) -> None:
+        """See `SpanSink`."""
+        if self.files is not None:
+            self.files.ended(span)
+        if self.exporter is not None:
+            self.exporter.offer(span, self.state)
 
 
-def http_span(tracing: Tracing | None, request: Request, route: str, model: str) -> Spanned:
-    """The span of an inference request over HTTP, for a block; None if there is no tracing.
+class RequestSpan:
+    """The server span of one request and those below it, for a block.
 
     Args:
+        outcome: Returns what an error, or None, means in the request's protocol.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begun: tuple[_Sinks, SpanContext | None],
+        attributes: Mapping[str, Any],
+        outcome: Callable[[BaseException | None], Outcome],
+    ) -> None:
+        self._sinks, parent = begun
+        known = {key: value for key, value in attributes.items() if value is not None}
+        self._span = Span(self._sinks, name, Level.APPLICATION, parent, known)
+        self._within = _NOTHING if self._sinks.files is None else Within(self._span.context)
+        self._outcome = outcome
+        self._run: Span | None = None
+        self._came_ns = 0
+        self._status: int | None = None
+        self._answered: tuple[Deployment, Answer] | None = None
+
+    def __enter__(self) -> Self:
+        self._within.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._within.__exit__(None, None, None)
+        # The spans below it are made once the answer was sent, which they would delay.
+        asyncio.get_running_loop().call_soon(self._end, error, time.monotonic_ns())
+
+    def begin_run(self, came_s: float, batch: int) -> tuple[SpanContext | None, Mapping[str, str] | None]:
+        """Note that a predictor begins to answer it, perhaps once more, with so many requests together.
+
+        Returns its context, if processes record their parts of the run, and what the predictor's code finds of it.
+        """
+        if self._run is not None:
+            self._run.end()
+        self._came_ns = int(came_s * 1e9)
+        self._run = Span(self._sinks, "run", Level.MODEL, self._span.context, {"batch_size": batch})
+        own, sinks = self._run.context, self._sinks
+        if not sinks.flags:
+            return own, None
+        headers = {TRACEPARENT: f"00-{own.trace_id}-{own.span_id}-{sinks.flags}"}
+        return None if sinks.files is None else own, {**headers, **({TRACESTATE: sinks.state} if sinks.state else {})}
+
+    def answered(self, deployment: Deployment, answer: Answer) -> None:
+        """Keep the answer of the request; the span reports it when it ends."""
+        self._answered = deployment, answer
+
+    def set_status(self, status: int) -> None:
+        """Keep the status of the HTTP response, for a request whose error does not state it."""
+        self._status = status
+
+    def _end(self, error: BaseException | None, end_ns: int) -> None:
+        """End it, with all spans below it."""
+        span, outcome = self._span, self._outcome(error)
+        span.set(**outcome.attributes)
+        if self._status is not None:
+            span.set(**{"http.response.status_code": self._status})
+        if error is not None:
+            text = told(error)
+            span.set(**{"exception.type": type(error).__name__, "exception.message": text.partition(": ")[2]})
+            for each in (span, self._run) if outcome.failed else ():
+                if each is not None:
+                    each.set(**{FAILURE: text})
+        if self._run is not None:
+            self._end_run(self._run, end_ns)
+        span.end(at_ns=end_ns)
+
+    def _end_run(self, run: Span, end_ns: int) -> None:
+        """Record queue, run and, for a collector, their stages."""
+        times_ns = self._came_ns, run.start_ns
+        queue = Span.measured(
+            self._sinks, "queue", Level.MODEL, self._span.context, times_ns=times_ns, thread=run.thread
+        )
+        if self._answered is None:
+            run.end(at_ns=end_ns)
+            return
+        self._describe(*self._answered)
+        stages = {name.removesuffix("_s"): round(length * 1e9) for name, length in self._answered[1].stages.items()}
+        run.end(at_ns=run.start_ns + stages["run"])
+        if self._sinks.exporter is not None:
+            start_ns, run_ns = (sum(stages.get(name, 0) for name in names) for names in (_START, _RUN))
+            self._export(queue, _START, stages, max(self._came_ns, run.start_ns - start_ns))
+            self._export(run.context, _RUN, stages, run.start_ns + max(0, stages["run"] - run_ns) // 2)
+
+    def _export(self, parent: SpanContext, names: Sequence[str], stages: Mapping[str, int], begin_ns: int) -> None:
+        """Export a span for each stage that there was, one after the other."""
+        sink = self._sinks._replace(files=None)
+        for name in names:
+            if name in stages:
+                end_ns = begin_ns + stages[name]
+                Span.measured(sink, name, Level.MODEL, parent, times_ns=(begin_ns, end_ns), thread=self._span.thread)
+                begin_ns = end_ns
+
+    def _describe(self, deployment: Deployment, answer: Answer) -> None:
+        """Say whether it was cold, where the weights lie, and how long a start took."""
+        self._span.set(
+            **{
+                "faas.coldstart": answer.cold, "trims.model.version": deployment.version, "trims.predictor": answer.how,
+                "trims.place": answer.place, "trims.resident": answer.warm, "trims.batch_size": answer.batch,
+            }
+        )  # fmt: skip
+        if answer.cold:
+            names = [name for name in (*_START, "unattributed") if f"{name}_s" in answer.stages]
+            phases = {f"trims.load_phase_seconds.{name}": answer.stages[f"{name}_s"] for name in names}
+            self._span.set(**phases, **{"trims.load_seconds": sum(phases.values())})
+
+
+def _begin(exporter: Exporter | None, headers: Headers) -> tuple[_Sinks, SpanContext | None] | None:
+    """Return where the spans of a request go, and what it is a part of; None if they go nowhere.
+
+    They go to files if all requests are recorded, or if the caller writes `trims=1` into `tracestate`, or the name of
+    the level down to which the request is recorded: `trims=framework`.
+    """
+    if exporter is None and not is_on():
+        return None
+    carrier = carrier_of(headers)
+    is_asked, level = asked_by(carrier[TRACESTATE]) if carrier else (False, None)
+    parent = parse_context(carrier[TRACEPARENT]) if is_asked else None
+    files = recorder() if parent is not None or is_everything() else None
+    if exporter is not None:
+        parent, state, is_sampled = exporter.sample(carrier)
+        sinks = _Sinks(files, exporter if is_sampled else None, state, f"{is_sampled:02d}")
+    elif files is None:
+        return None
+    else:
+        sinks = _Sinks(files)
+    return sinks, parent if parent is None or level is None else parent._replace(level=int(level))
+
+
+def http_span(exporter: Exporter | None, request: Request, route: str, model: str) -> Spanned:
+    """Return the span of an inference request over HTTP, for a block; its value is None if it is not recorded.
+
+    Args:
+        exporter: Sends spans to a collector; None for none.
         route: The path it came by, with names in place of what differs.
     """
-    if tracing is None:
+    begun = _begin(exporter, request.headers.items())
+    if begun is None:
         return _NOTHING
     scope = request.scope
     address, port = scope.get("server") or ("", None)
@@ -118,11 +272,11 @@ def http_span(tracing: Tracing | None, request: Request, route: str, model: str)
         "server.port": port, "client.address": (scope.get("client") or ("",))[0],
         "user_agent.original": request.headers.get("user-agent"), "trims.model.name": model,
     }  # fmt: skip
-    return tracing.request(f"{request.method} {route}", carrier_of(request.headers.items()), attributes, http_outcome)
+    return RequestSpan(f"{request.method} {route}", begun, attributes, http_outcome)
 
 
 def grpc_span(
-    tracing: Tracing | None,
+    exporter: Exporter | None,
     context: grpc.aio.ServicerContext[Any, Any],
     method: str,
     *,
@@ -130,15 +284,12 @@ def grpc_span(
     server: tuple[str, int],
     code_of: Callable[[TrimsError], grpc.StatusCode],
 ) -> Spanned:
-    """The span of an inference request over gRPC, for a block; None if there is no tracing."""
-    if tracing is None:
+    """Return the span of an inference request over gRPC, for a block; its value is None if it is not recorded."""
+    begun = _begin(exporter, context.invocation_metadata() or ())
+    if begun is None:
         return _NOTHING
     attributes = {
         "rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method, "server.address": server[0],
         "server.port": server[1], "trims.model.name": model,
     }  # fmt: skip
-
-    def outcome(error: BaseException | None) -> Outcome:
-        return grpc_outcome(error, code_of)
-
-    return tracing.request(f"{_SERVICE}/{method}", carrier_of(context.invocation_metadata() or ()), attributes, outcome)
+    return RequestSpan(f"{_SERVICE}/{method}", begun, attributes, partial(grpc_outcome, code_of=code_of))

@@ -667,9 +667,11 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
     register(daemon, checkpoint, predictor=predictor)
     begun: list[str] = []
 
-    def begin(name: str) -> Mapping[str, str]:
+    def begin(name: str, came_s: float, batch: int) -> tuple[None, Mapping[str, str]]:
+        assert came_s <= time.perf_counter()
         begun.append(name)
-        return {"traceparent": name}
+        assert batch == 2
+        return None, {"traceparent": name}
 
     async def work(driver: Driver) -> None:
         deployment, tensors = await driver.deployment(), [from_array("x", np.zeros(1))]

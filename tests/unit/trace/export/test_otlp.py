@@ -1,7 +1,9 @@
-"""Export to a collector that listens, and to one that does not."""
+"""Export to a collector that listens, and to one that does not, and what is logged of that."""
 
 from __future__ import annotations
 
+import logging
+import logging.config
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,3 +57,31 @@ def test_nothing_is_sent_of_nothing() -> None:
     from trims.trace.export.otlp import export
 
     assert export([]) == 0
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return the log lines about traces."""
+    found: list[str] = []
+    monkeypatch.setattr("trims.trace.export.otlp._log.warning", lambda text, *given: found.append(text % given))
+    yield found
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers, logger.propagate = [], True
+
+
+def test_what_the_sdk_logs_is_passed_on_once_a_minute_and_without_its_traceback(logged: list[str]) -> None:
+    from trims.trace.export.otlp import Complaints
+
+    now = 100.0
+    complaints = Complaints(lambda: now)
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as uvicorn does
+    log = logging.getLogger("opentelemetry.exporter.anything")
+    assert not complaints.are_recent()
+    for _ in range(3):
+        log.error("nothing listens at %s", "there", exc_info=ValueError("long"))
+    assert logged == ["traces: nothing listens at there (told once a minute)"]
+    assert complaints.are_recent()
+    now = 160.0
+    assert not complaints.are_recent()
+    log.warning("still not")
+    assert len(logged) == 2

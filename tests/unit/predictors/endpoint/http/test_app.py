@@ -83,7 +83,7 @@ class StandIn:
     def __init__(self) -> None:
         self.repository = self
         self.metrics = Metrics()
-        self.tracing = None
+        self.exporter = None
         self.shared_memory = SharedMemory()
         self.error: Exception | None = None
         self.asked: list[tuple[Any, ...]] = []

@@ -29,7 +29,7 @@ class StandIn:
     """A service with the function `f`, which answers as the test says."""
 
     def __init__(self, answer: bytes | Exception = b'{"y": 1}', *, hangs: bool = False) -> None:
-        self.metrics, self.tracing, self.shared_memory = Metrics(), None, SharedMemory()
+        self.metrics, self.exporter, self.shared_memory = Metrics(), None, SharedMemory()
         self._answer, self._hangs = answer, hangs
         self.cancelled = asyncio.Event()
         self.begun = asyncio.Event()
