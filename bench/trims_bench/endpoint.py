@@ -6,30 +6,30 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import subprocess
-import threading
+import tempfile
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import PredictorError
 from trims.process.python import run_module
+from trims.wire.endpoint_file import ERROR_FILE, EndpointAddress, read_address, read_text
 from trims_bench.child import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from typing_extensions import Self
 
-_TELLS_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v2")
-_TELLS_GRPC_PORT = re.compile(r"gRPC at 127\.0\.0\.1:(\d+)")
 _LENGTH = "Inference-Header-Content-Length"
-_END_S = 30.0
+_START_S = 120.0
+#: Seconds for its predictors to end, more than it gives running requests.
+_END_S = 45.0
 #: Seconds in which an endpoint has to have what is waited for.
 _CALM_S = 120.0
 _POLL_S = 0.02
+_LAST_WORDS = 2000
 
 #: Name -> data type, shape and bytes.
 Inputs = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -52,7 +52,7 @@ def in_binary(inputs: Inputs, **parameters: object) -> tuple[bytes, dict[str, st
 
 
 class EndpointError(Exception):
-    """The endpoint did not start, or refused a request; the message carries its words."""
+    """The endpoint refused a request, or is not in time; the message carries its words."""
 
 
 class EndpointClient:
@@ -88,7 +88,9 @@ class EndpointClient:
 
 
 class EndpointProcess:
-    """`trims endpoint`, for the length of a `with` block.
+    """`trims endpoint`, for the length of a `with` block; it ends with this process, however that ends.
+
+    Clients of the daemon do not find it. Raises PredictorError with its words if it does not start.
 
     Args:
         runtime_dir: Folder of the sockets of the daemon whose models it serves.
@@ -96,58 +98,63 @@ class EndpointProcess:
         variables: Added to its environment.
 
     Attributes:
+        url: Address for HTTP.
         port: Where it listens on this machine.
         grpc_port: Port for gRPC; 0 without the flag `--grpc-port`.
     """
 
+    url = ""
     port = grpc_port = 0
 
-    def __init__(self, runtime_dir: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, runtime_dir: str | Path, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
         self._environment = {**os.environ, **(variables or {})}
         self._command = run_module(
             "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0", "--grpc-port", "none",
-            *arguments,
+            "--supervised", *arguments,
         )  # fmt: skip
-        self._said: deque[str] = deque(maxlen=20)
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=self._environment
-        )
-        self.port = self._await_port()
-        self._reader = threading.Thread(target=self._listen)
-        self._reader.start()
-        self._client = EndpointClient(self.port)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trims-endpoint-"))
+            self._log = os.path.join(folder, "log")
+            with open(self._log, "wb") as log:
+                # In a session of its own: Ctrl-C is for this program, which reports what there is and then ends it.
+                self._process = subprocess.Popen(
+                    [*self._command, "--address-dir", folder], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    start_new_session=True, env=self._environment,
+                )  # fmt: skip
+            assert self._process.stdin is not None, "a pipe"
+            stack.callback(self._process.stdin.close)
+            stack.callback(end, self._process, _END_S)
+            address = self._await_address(folder)
+            self.url, self.port = address.url, int(address.url.rpartition(":")[2])
+            self.grpc_port = int(address.grpc.rpartition(":")[2] or 0)
+            self._client = EndpointClient(self.port)
+            stack.callback(self._client.close)
+            self._ending = stack.pop_all()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
 
     @property
     def pid(self) -> int:
         """Return the number of the endpoint's process."""
         return self._process.pid
 
-    def _await_port(self) -> int:
-        assert self._process.stderr is not None, "a pipe"
-        for line in self._process.stderr:
-            self._said.append(line)
-            if found := _TELLS_GRPC_PORT.search(line):
-                self.grpc_port = int(found[1])
-            if found := _TELLS_PORT.search(line):
-                return int(found[1])
-        raise EndpointError(f"the endpoint did not start: {''.join(self._said)}")
+    def _await_address(self, folder: str) -> EndpointAddress:
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until and self._process.poll() is None:
+            if found := read_address(folder):
+                return found
+            time.sleep(_POLL_S)
+        words = read_text(os.path.join(folder, ERROR_FILE)) or self._last_words()
+        what = f"did not start within {_START_S:g} s" if self._process.poll() is None else "did not start"
+        raise PredictorError(f"the endpoint {what}: {words or 'it said nothing'}")
 
-    def _listen(self) -> None:
-        assert self._process.stderr is not None, "a pipe"
-        with contextlib.suppress(ValueError):
-            self._said.extend(self._process.stderr)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
-        end(self._process, _END_S)
-        self._reader.join()
-        assert self._process.stderr is not None, "a pipe"
-        self._process.stderr.close()
+    def _last_words(self) -> str:
+        with open(self._log, encoding="utf-8", errors="replace") as log:
+            return log.read().strip()[-_LAST_WORDS:]
 
     def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
         """See `EndpointClient.infer`."""
@@ -178,7 +185,7 @@ class EndpointProcess:
         began = time.monotonic()
         while not is_so(state := self.state()):
             if time.monotonic() - began > _CALM_S:
-                raise EndpointError(f"no calm after {_CALM_S:g} s: {state}; {''.join(self._said)}")
+                raise EndpointError(f"no calm after {_CALM_S:g} s: {state}; {self._last_words()}")
             time.sleep(_POLL_S)
         return time.monotonic() - began
 

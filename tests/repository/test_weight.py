@@ -21,7 +21,7 @@ CODE_LINES = {
     "trims": 52943,
     "client/trims_client": 4986,
     "predictors/trims_predictors": 20333,
-    "bench/trims_bench": 13656,
+    "bench/trims_bench": 13604,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

@@ -173,7 +173,7 @@ def _made(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]
         import httptools  # noqa: F401 - the generator's parser
     except ImportError as error:
         raise ConfigError(f"a load needs {error.name}: {install_words('trims[endpoint]')}") from error
-    from trims_bench.cli.own_endpoint import own_endpoint
+    from trims_bench.endpoint import EndpointProcess
     from trims_bench.workloads.probing import find_max_rate
     from trims_bench.workloads.scenarios import MAX_RATE, run_scenario
 
@@ -182,7 +182,10 @@ def _made(options: argparse.Namespace, scenario: Scenario, models: Sequence[str]
         if url is None:
             runtime_dir = options.runtime_dir or default_runtime_dir()
             stack.enter_context(_alone(runtime_dir))
-            url = stack.enter_context(own_endpoint(runtime_dir, options))
+            flags = ["--log-level", "warning", "--environments", options.environments]
+            if options.environments_dir is not None:
+                flags += ["--environments-dir", str(options.environments_dir)]
+            url = stack.enter_context(EndpointProcess(runtime_dir, *flags)).url
         target = _target(options, scenario, url, models)
         if scenario.name == MAX_RATE:
             return find_max_rate(scenario, target, _say_probe if options.json_lines else _probed)

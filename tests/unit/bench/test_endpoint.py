@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from endpoints import is_gone
-from trims_bench.cli import own_endpoint as module
-from trims_bench.cli.own_endpoint import own_endpoint
+from trims_bench import endpoint as module
+from trims_bench.endpoint import EndpointProcess
 
 from trims.core.errors import PredictorError
 from trims.process.ends import ProcessEnd
@@ -21,8 +20,6 @@ from trims.wire.endpoint_file import EndpointAddress, leave_address, read_addres
 
 if TYPE_CHECKING:
     from trims.daemon.main import Daemon
-
-OPTIONS = argparse.Namespace(environments="", environments_dir=None)
 
 
 def ready(url: str) -> int:
@@ -34,33 +31,30 @@ def test_it_answers_within_the_block_and_the_daemons_own_endpoint_is_found_as_be
     runtime_dir = str(daemon.config.runtime_dir)
     theirs = EndpointAddress(os.getpid(), "http://127.0.0.1:1")
     leave_address(runtime_dir, theirs)
-    with own_endpoint(runtime_dir, OPTIONS) as url:
-        assert ready(url) == 200
+    with EndpointProcess(runtime_dir) as endpoint:
+        assert ready(endpoint.url) == 200
         assert read_address(runtime_dir) == theirs
     assert read_address(runtime_dir) == theirs
     with pytest.raises(OSError):
-        ready(url)
+        ready(endpoint.url)
 
 
 def test_an_endpoint_that_does_not_start_says_why(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = argparse.Namespace(environments="mxnet=/nonexistent/python", environments_dir=None)
-    with (
-        pytest.raises(PredictorError, match="/nonexistent/python"),
-        own_endpoint(str(daemon.config.runtime_dir), options),
-    ):
+    runtime_dir = daemon.config.runtime_dir
+    wrong = EndpointProcess(runtime_dir, "--environments", "mxnet=/nonexistent/python")
+    with pytest.raises(PredictorError, match="/nonexistent/python"), wrong:
         raise AssertionError
     monkeypatch.setattr(module, "_START_S", 0.0)
-    with pytest.raises(PredictorError, match="within 0 s"), own_endpoint(str(daemon.config.runtime_dir), OPTIONS):
+    with pytest.raises(PredictorError, match="within 0 s"), EndpointProcess(runtime_dir):
         raise AssertionError
 
 
 def test_it_ends_with_a_command_that_is_killed(daemon: Daemon) -> None:
     code = (
-        "import argparse, sys, time\n"
-        "from trims_bench.cli.own_endpoint import own_endpoint\n"
-        "options = argparse.Namespace(environments='', environments_dir=None)\n"
-        "with own_endpoint(sys.argv[1], options) as url:\n"
-        "    print(url, flush=True)\n"
+        "import sys, time\n"
+        "from trims_bench.endpoint import EndpointProcess\n"
+        "with EndpointProcess(sys.argv[1]) as endpoint:\n"
+        "    print(endpoint.url, flush=True)\n"
         "    time.sleep(600)\n"
     )
     command = run_code(code, str(daemon.config.runtime_dir))
