@@ -218,7 +218,7 @@ def test_an_open_without_a_deadline_is_answered_behind_a_patient_one(
     reader, asker = Asker(daemon), Asker(daemon)
     reader.open(checkpoint("held", nbytes=100_000))
     waiting = asker.ask(checkpoint("large", nbytes=150_000), CPU, deadline_s=WAIT_S)
-    lines = daemon.store.residency._admission.lines
+    lines = daemon.store.residency._admission.room.lines
     wait_until(lambda: lines[CPU].first() is not None, "it does not stand in line yet")
     assert isinstance(asker.open(checkpoint("small", nbytes=20_000)), Granted)
     assert isinstance(error_of(asker.ask(checkpoint("middling", nbytes=120_000))), CapacityError)

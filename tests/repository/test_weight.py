@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 #: Spans go to a collector by trims.trace: what predictors lost, and less, trims has.
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 CODE_LINES = {
-    "trims": 52943,
+    "trims": 52987,
     "client/trims_client": 4986,
     "predictors/trims_predictors": 20333,
     "bench/trims_bench": 13604,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
-LONG_FILES = 28
+LONG_FILES = 27
 #: Modules of a room at most, and the rooms that have more still.
 ROOM_FILES = 24
 FULL_ROOMS: set[str] = set()

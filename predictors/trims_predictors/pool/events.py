@@ -37,7 +37,7 @@ class Job:
 
     Jobs of a lower `level` go before those of higher ones.
 
-    A job that is not `batch_ready` waits for others to run with; `ripen` ends that.
+    A job that is not `batch_ready` waits for others to run with; `mark_ready` ends that.
     """
 
     key: DeploymentKey

@@ -166,7 +166,7 @@ class WorkerPool:
         if deployment.grows and not (steps and isinstance(steps[0], Run)):
             self._grower.watch(deployment)
         if not job.batch_ready:
-            self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
+            self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.mark_ready(job)))
         deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
         timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
         self._asked += 1

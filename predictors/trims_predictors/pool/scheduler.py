@@ -110,7 +110,7 @@ class Schedule:
         victim = next(iter(slots.idle))
         return self._stop(victim) + self._settle(self._predictors[victim].queue)
 
-    def ripen(self, job: Job) -> list[Step]:
+    def mark_ready(self, job: Job) -> list[Step]:
         """Let a job wait no longer for others to run with. Return the next steps."""
         job.batch_ready = True
         queue = self._queues.get(job.key)

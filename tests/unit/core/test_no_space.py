@@ -10,7 +10,7 @@ from books import Bench, error_of, kinds, only
 from trims.core.errors import NoSpaceError, TooLargeError
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
-from trims.core.residency.admission import BELIEVED_FULL_S
+from trims.core.residency.room import BELIEVED_FULL_S
 from trims.core.residency.events import (
     Closed,
     EvictRequested,

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.policy.capacity import PlaceBooks
     from trims.core.policy.quotas import Account
-    from trims.core.residency.admission import Admission
     from trims.core.residency.ledger import Ledger
+    from trims.core.residency.room import Room
 
 #: Replicas looked at in one piece: well below a millisecond.
 _PIECE = 100
 _LEASES_IN_A_PIECE = 1000
 
 
-def validate(ledger: Ledger, admission: Admission) -> None:
+def validate(ledger: Ledger, room: Room) -> None:
     """Check everything against everything. Raises InvariantError naming the first broken rule."""
     _check_indexes(ledger)
     for (key, place), replica in ledger.table.replicas.items():
         _check(replica.key == key and replica.place == place, replica, "filed under another name")
         _check_replica(ledger, replica)
-        _check_queue(ledger, admission, replica)
-    _check_queues(ledger, admission)
+        _check_queue(ledger, room, replica)
+    _check_queues(ledger, room)
     _check_capacity(ledger)
     _check_images(ledger)
     _check_leases(ledger)
@@ -46,7 +46,7 @@ def validate(ledger: Ledger, admission: Admission) -> None:
         _check_account(ledger, account)
 
 
-def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]:
+def pieces(ledger: Ledger, room: Room) -> Iterator[Callable[[], None]]:
     """Yield the check of live books, in pieces to be called one after the other; each holds at its own moment.
 
     Each raises InvariantError naming the first broken rule. A piece costs at most some milliseconds at ten thousand
@@ -54,10 +54,10 @@ def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]
     """
     ids = list(ledger.table.replicas)
     for begin in range(0, len(ids), _PIECE):
-        yield partial(_check_some, ledger, admission, ids[begin : begin + _PIECE])
+        yield partial(_check_some, ledger, room, ids[begin : begin + _PIECE])
     for place in ledger.capacity.at:
         yield partial(_check_sums, ledger, place)
-    yield partial(_check_queues, ledger, admission)
+    yield partial(_check_queues, ledger, room)
     numbers = list(ledger.leases.by_number)
     for begin in range(0, len(numbers), _LEASES_IN_A_PIECE):
         yield partial(_check_some_leases, ledger, numbers[begin : begin + _LEASES_IN_A_PIECE])
@@ -67,14 +67,14 @@ def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]
         yield partial(_check_account, ledger, account)
 
 
-def _check_some(ledger: Ledger, admission: Admission, ids: Sequence[tuple[str, Place]]) -> None:
+def _check_some(ledger: Ledger, room: Room, ids: Sequence[tuple[str, Place]]) -> None:
     for key, place in ids:
         replica = ledger.table.replicas.get((key, place))
         if replica is not None:
             indexed = ledger.table.by_key.get(key, {}).get(place) is replica
             _check(indexed and ledger.table.by_place[place].get(key) is replica, replica, "missing in an index")
             _check_replica(ledger, replica)
-            _check_queue(ledger, admission, replica)
+            _check_queue(ledger, room, replica)
             _check_share(ledger, replica)
 
 
@@ -152,10 +152,10 @@ def _check_replica(ledger: Ledger, replica: Replica) -> None:
     _check(not late, replica, "its keep-alive ends and no alarm is set")
 
 
-def _check_queue(ledger: Ledger, admission: Admission, replica: Replica) -> None:
+def _check_queue(ledger: Ledger, room: Room, replica: Replica) -> None:
     """Check that a queued replica claims room, stands in line, or is being measured."""
-    in_line = replica in admission.lines[replica.place]
-    claims = replica.generation in admission.claims[replica.place]
+    in_line = replica in room.lines[replica.place]
+    claims = replica.generation in room.claims[replica.place]
     _check(not (in_line or claims) or replica.state is State.QUEUED, replica, "in line, but not queued")
     _check(not (in_line and claims), replica, "in line although room is kept for it")
     _check(claims == bool(replica.claimed_bytes), replica, "its claim and the list of claims disagree")
@@ -167,13 +167,13 @@ def _check_queue(ledger: Ledger, admission: Admission, replica: Replica) -> None
         _check(sized or bool(pending), replica, "nothing is under way that would tell its size")
 
 
-def _check_queues(ledger: Ledger, admission: Admission) -> None:
+def _check_queues(ledger: Ledger, room: Room) -> None:
     queued = {replica.generation for replica in ledger.table.replicas.values() if replica.state is State.QUEUED}
-    for place, line in admission.lines.items():
-        members = set(line.members) | set(admission.claims[place])
+    for place, line in room.lines.items():
+        members = set(line.members) | set(room.claims[place])
         if not members <= queued:
             raise InvariantError(f"{place}: {members - queued} are in line and not in the books")
-        claimed = sum(replica.claimed_bytes for replica in admission.claims[place].values())
+        claimed = sum(replica.claimed_bytes for replica in room.claims[place].values())
         books = ledger.capacity.at[place]
         if claimed != books.claimed_bytes:
             raise InvariantError(f"{place}: {books.claimed_bytes} bytes claimed, the replicas claim {claimed}")

@@ -124,7 +124,7 @@ class Residency:
             EvictRequested: self._evict_requested,
             ReplicaBroken: self._replica_broken,
             PlaceLost: self._place_lost,
-            MemoryShort: self._admission.give_way,
+            MemoryShort: self._admission.room.give_way,
             WorkspaceKnown: self._workspace_known,
             ManifestChanged: lambda event: self._ledger.failures.forget(event.key),
             PinChanged: self._pin_changed,
@@ -142,11 +142,12 @@ class Residency:
             InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
             InvalidTransitionError: A bug; the message has the replica's history.
         """
-        ledger, admission = self._ledger, self._admission
+        ledger, room = self._ledger, self._admission.room
         instructions = ledger.instructions.written = []
         self._handlers[type(event)](event)
-        if ledger.changed_keys or ledger.changed_places or admission.fresh:  # a grant of what is read leaves nothing
-            admission.settle(event.at_s)
+        # A grant of what is read leaves nothing to decide.
+        if ledger.changed_keys or ledger.changed_places or room.fresh:
+            room.settle(event.at_s)
         return instructions
 
     @property
@@ -180,14 +181,14 @@ class Residency:
 
     def validate(self) -> None:
         """Check every invariant from scratch. Raises InvariantError naming the first that is broken."""
-        invariants.validate(self._ledger, self._admission)
+        invariants.validate(self._ledger, self._admission.room)
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """Return the same checks as `validate` in short pieces, so that requests are served in between.
 
         Each raises InvariantError.
         """
-        return invariants.pieces(self._ledger, self._admission)
+        return invariants.pieces(self._ledger, self._admission.room)
 
     # -- fills -----------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def test_a_claim_on_room_that_a_fill_borrows_hurries_it() -> None:
     bench.feed(EvictRequested, key="a", place=CPU, drain=True)
     own_wish(bench, "b", CPU)
     assert hurried(bench.measured("b", 80)) == []
-    assert bench.residency._admission.claims[CPU]
+    assert bench.residency._admission.room.claims[CPU]
     assert hurried(bench.ask("b")) == [("a", "disk"), ("b", "cpu")]
 
 

@@ -322,7 +322,7 @@ def test_a_request_waits_for_others_until_it_is_batch_ready_or_the_batch_is_full
     schedule.done(predictor)
     first = Job(DeploymentKey("a"), group="x", batch_ready=False)
     assert schedule.submit(first, BATCHED) == []
-    assert schedule.ripen(first) == [Run(predictor, (first,))]
+    assert schedule.mark_ready(first) == [Run(predictor, (first,))]
     schedule.done(predictor)
     second, third = (
         Job(DeploymentKey("a"), rows=2, group="x", batch_ready=False),
@@ -330,7 +330,7 @@ def test_a_request_waits_for_others_until_it_is_batch_ready_or_the_batch_is_full
     )
     assert schedule.submit(second, BATCHED) == []
     assert schedule.submit(third, BATCHED) == [Run(predictor, (second, third))]
-    assert schedule.ripen(second) == []
+    assert schedule.mark_ready(second) == []
 
 
 def test_a_predictor_that_finds_no_room_has_the_longest_idle_one_end() -> None:
@@ -492,7 +492,7 @@ class WorkerPool(RuleBasedStateMachine):
     def raise_priority_or_hang_up(self, data: st.DataObject, ripens: bool) -> None:
         job = self.waiting[data.draw(st.integers(0, len(self.waiting) - 1))]
         if ripens:
-            self.do(self.schedule.ripen(job))
+            self.do(self.schedule.mark_ready(job))
             return
         self.waiting.remove(job)
         steps = self.schedule.cancel(job)
@@ -529,7 +529,7 @@ class WorkerPool(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Without crashes, everything that waits is answered in the end."""
         for job in list(self.waiting):
-            self.do(self.schedule.ripen(job))
+            self.do(self.schedule.mark_ready(job))
         for _ in range(1000):
             if not self.waiting and not self.runs:
                 break
