@@ -19,7 +19,7 @@ def traceback_of(error: BaseException) -> str:
     return "".join(map(_short, traceback.TracebackException(type(error), error, frame).format()))
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The class and message of an error; without the message if making that fails."""
     try:
         words = _short(str(error))

@@ -25,7 +25,7 @@ from trims.core.errors import (
 )
 from trims.manifests.serving import TensorType
 from trims.trace.spans import deepest, traceparent, tracestate
-from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
+from trims_predictors.endpoint.json.requests import HEADER_LENGTH, answer_parameters, parse_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -237,6 +237,6 @@ async def _run_alone(
             _, answer = await first_that_serves(
                 deployment, places, lambda here: pool.infer(here, tensors, queue_deadline_s=deadline_s)
             )
-            return Ran(deployment.model, deployment.version, told(answer), answer.outputs)
+            return Ran(deployment.model, deployment.version, answer_parameters(answer), answer.outputs)
         finally:
             await pool.close()

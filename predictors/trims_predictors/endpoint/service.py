@@ -389,12 +389,12 @@ class Service:
         if model:
             deployment = await self.deployment(model, version)
             counted = self._statistics.get((whose, deployment.model, deployment.version), ModelStatistics())
-            return [counted.told(deployment.model, deployment.version)]
+            return [counted.as_json(deployment.model, deployment.version)]
         told = []
         for (of, name, of_version), counted in list(self._statistics.items()):
             try:
                 if of == whose and of_version in (await self.deployment(name)).versions_there:
-                    told.append(counted.told(name, of_version))
+                    told.append(counted.as_json(name, of_version))
             except ModelNotFoundError:
                 continue  # it was removed since
         return told

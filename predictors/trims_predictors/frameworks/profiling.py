@@ -20,7 +20,7 @@ from trims.trace.levels import Level
 from trims.trace.profiles import CLOCK_ERROR, CUT, ERROR, JOINED, KIND, NOT_DEEPER, READ, START, UNREAD
 from trims.trace.span import OFF
 from trims_predictors.frameworks.profile_event import MOST_SPANS, RUN, within
-from trims_predictors.tracebacks import told
+from trims_predictors.tracebacks import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,7 +184,7 @@ def _started(predictor: Predictor, inputs: Arrays, level: Level) -> Profiler | N
                 return None
             profiler.start(level, inputs)
         except Exception as error:  # noqa: BLE001 - profilers fail in any way, and the request must be answered
-            _fail(starting, f"the profiler did not start: {told(error)}")
+            _fail(starting, f"the profiler did not start: {format_error(error)}")
             if profiler is not None:
                 profiler.abandon()
             return None
@@ -196,7 +196,7 @@ def _read(profiler: Profiler, run: SpanContext | None, level: Level) -> None:
         try:
             profile = profiler.stop()
         except Exception as error:  # noqa: BLE001 - see above
-            _fail(reading, f"the profile could not be read: {told(error)}")
+            _fail(reading, f"the profile could not be read: {format_error(error)}")
             return
         if run is not None:
             reading.set(**record(profile, run, level))

@@ -174,7 +174,7 @@ class Runs:
         field = "`deadline_s` in the `predictor` of its manifest"
         with (
             Within(next((run for run, _ in runs if run is not None), None)),
-            told_of(
+            naming(
                 deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
             ),
         ):
@@ -226,7 +226,7 @@ def with_rest(stages: Mapping[str, float], began_s: float) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def told_of(deployment: Deployment, remedy: str) -> Iterator[None]:
+def naming(deployment: Deployment, remedy: str) -> Iterator[None]:
     """Have what a predictor failed at name its model, and what helps if it was too late."""
     try:
         yield

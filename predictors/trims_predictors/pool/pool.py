@@ -24,7 +24,7 @@ from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.pool.batching import rows_of
-from trims_predictors.pool.dispatch import Request, Running, Runs, told_of, with_rest
+from trims_predictors.pool.dispatch import Request, Running, Runs, naming, with_rest
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.growth import SURPLUS_KEEP_ALIVE_S, Grower
 from trims_predictors.pool.load_failures import Failures
@@ -349,7 +349,7 @@ class WorkerPool:
             if deployment.grows:  # frameworks that cannot change it later divide the processors from their start
                 message["threads"] = deployment.threads_of(1 + self._slots.surplus(deployment.key))
             computes = self._computing.loads(predictor, deployment.environment.framework)
-            with computes, told_of(deployment, "raise --load-deadline-s"), span("load model"):
+            with computes, naming(deployment, "raise --load-deadline-s"), span("load model"):
                 answer = await load(
                     process, message, self._settings.load_deadline_s, lambda: self._make_way(deployment)
                 )

@@ -16,7 +16,7 @@ from trims.manifests.steps import SOURCE_STEP, Step
 from trims.process.forks import parent_only
 from trims_predictors.frameworks.resolve import imported
 from trims_predictors.tensors import check_array, check_is_array, check_name, check_texts
-from trims_predictors.tracebacks import told
+from trims_predictors.tracebacks import format_error
 from trims_predictors.transforms import arrays, images, ranking, text
 from trims_predictors.transforms.base import RefusedError, is_apart, together
 
@@ -86,7 +86,7 @@ def _run_source(source: str, label: str) -> types.ModuleType:
     try:
         exec(compile(source, file, "exec"), module.__dict__)  # noqa: S102 - the manifest's author chose this code
     except (Exception, SystemExit) as error:
-        raise PredictorError(f"the source of {label} cannot be run: {told(error)}") from error
+        raise PredictorError(f"the source of {label} cannot be run: {format_error(error)}") from error
     return module
 
 
@@ -101,13 +101,13 @@ def call(function: Callable[..., Any], label: str, context: StepContext, data: M
     except TrimsError:
         raise
     except (Exception, SystemExit) as error:
-        raise PredictorError(f"{label} failed: {told(error)}") from error
+        raise PredictorError(f"{label} failed: {format_error(error)}") from error
     if not isinstance(made, dict):
         raise PredictorError(f"{label} returned {type(made).__name__}; it must return a dict of name -> numpy array")
     try:
         return {name: _returned(name, value) for name, value in made.items()}
     except Exception as error:
-        reason = str(error) if isinstance(error, CallerError) else told(error)
+        reason = str(error) if isinstance(error, CallerError) else format_error(error)
         raise PredictorError(
             f"{label} returned what is no tensor: {reason}; it must return a dict of name -> numpy array"
         ) from error
@@ -206,7 +206,7 @@ class Chain:
             except (TrimsError, MemoryError):
                 raise
             except Exception as error:
-                raise PredictorError(f"{label} failed: {told(error)}") from error
+                raise PredictorError(f"{label} failed: {format_error(error)}") from error
             kept = {name: array for name, array in data.items() if step.fields["keep"] or name != step.fields["input"]}
             return {**kept, **dict(zip(step.writes, made, strict=True))}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import NotSupportedError
-from trims_predictors.tracebacks import told
+from trims_predictors.tracebacks import format_error
 from trims_predictors.transforms.base import RefusedError, apart, images_of, like, on_one
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _decoded(pil: Any, data: bytes, index: int, fields: Mapping[str, Any]) -> Ar
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # for broken bytes Pillow's plugins raise classes of all kinds
-        reason = _OBJECT.sub("", told(error).partition(": ")[2])
+        reason = _OBJECT.sub("", format_error(error).partition(": ")[2])
         raise RefusedError(
             f"its element {index} cannot be decoded: {reason}; send one of {', '.join(FORMATS)}, whole"
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import NoSpaceError, PredictorError
 from trims.core.functions import raised
-from trims_predictors.tracebacks import told
+from trims_predictors.tracebacks import format_error
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -53,7 +53,7 @@ def _sendable(fact: str | int) -> str | int:
 def blamed(message: Message, error: BaseException) -> PredictorError:
     """Return the error of a message whose operation the model's code has failed in."""
     what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    words, place = told(error)[: _MOST_LETTERS * 3 // 4], raised(error).place
+    words, place = format_error(error)[: _MOST_LETTERS * 3 // 4], raised(error).place
     return PredictorError(f"the predictor {what}: {words}{f' ({place})' if place else ''}")
 
 
@@ -70,7 +70,7 @@ def lacks_device_memory(error: BaseException) -> bool:
 def no_device_memory(place: str, error: BaseException) -> NoSpaceError:
     """Return the error of a run or a load that found no memory on the device, with the framework's figures."""
     return NoSpaceError(
-        f"{place} has no memory left for the work of this model: {told(error)[: _MOST_LETTERS // 2]}; send less at "
-        "once, lower gpu_share or raise gpu_reserve_bytes in the daemon's configuration, or allow another place "
+        f"{place} has no memory left for the work of this model: {format_error(error)[: _MOST_LETTERS // 2]}; "
+        "send less at once, lower gpu_share or raise gpu_reserve_bytes in the daemon's configuration, or allow another place "
         "(place=gpu,cpu)"
     )

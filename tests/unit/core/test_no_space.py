@@ -10,7 +10,6 @@ from books import Bench, error_of, kinds, only
 from trims.core.errors import NoSpaceError, TooLargeError
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
-from trims.core.residency.room import BELIEVED_FULL_S
 from trims.core.residency.events import (
     Closed,
     EvictRequested,
@@ -24,6 +23,7 @@ from trims.core.residency.events import (
     SessionEnded,
     Tick,
 )
+from trims.core.residency.room import BELIEVED_FULL_S
 
 if TYPE_CHECKING:
     from trims.core.place import Place

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from trims_predictors.frameworks.resolve import from_file
-from trims_predictors.tracebacks import told, traceback_of
+from trims_predictors.tracebacks import format_error, traceback_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +20,8 @@ class MuteError(Exception):
 
 
 def test_an_error_is_told_with_its_class_even_if_it_has_no_words() -> None:
-    assert told(KeyError("x")) == "KeyError: 'x'"
-    assert told(MuteError()) == "MuteError, whose message cannot be made"
+    assert format_error(KeyError("x")) == "KeyError: 'x'"
+    assert format_error(MuteError()) == "MuteError, whose message cannot be made"
 
 
 def test_of_a_very_long_error_only_the_beginning_is_told() -> None:
@@ -29,8 +29,8 @@ def test_of_a_very_long_error_only_the_beginning_is_told() -> None:
         raise RuntimeError("E" * 1_000_000)
     except RuntimeError as raised:
         error = raised
-    assert told(error).startswith("RuntimeError: EEE")
-    assert told(error).endswith("E... (992000 more characters are left out)\n")
+    assert format_error(error).startswith("RuntimeError: EEE")
+    assert format_error(error).endswith("E... (992000 more characters are left out)\n")
     assert len(traceback_of(error)) < 10_000
     assert "RuntimeError: EEE" in traceback_of(error)
 

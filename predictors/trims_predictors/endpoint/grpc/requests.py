@@ -11,7 +11,7 @@ from trims.core.errors import CallerError
 from trims.manifests.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc.wire import Received, not_protobuf, varint_of
-from trims_predictors.endpoint.json.requests import told
+from trims_predictors.endpoint.json.requests import answer_parameters
 from trims_predictors.endpoint.requests.infer_request import InferRequest, make_request
 from trims_predictors.endpoint.requests.outputs import Output
 from trims_predictors.endpoint.requests.request_limits import (
@@ -157,7 +157,7 @@ def write_answer(
     With `raw` false it has no contents: `wire_parts` puts them behind it.
     """
     made = pb.ModelInferResponse(model_name=model, model_version=version, id=request.id or "")
-    for name, value in told(answer).items():
+    for name, value in answer_parameters(answer).items():
         _set(made.parameters[name], value)
     for output in outputs:
         tensor = output.tensor

@@ -271,7 +271,7 @@ def write_answer(
     message: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         message["id"] = request.id
-    parts: list[bytes | memoryview] = [dump({**message, "parameters": told(answer)})[:-1], b',"outputs":[']
+    parts: list[bytes | memoryview] = [dump({**message, "parameters": answer_parameters(answer)})[:-1], b',"outputs":[']
     texts = None if written is None else iter(written)
     for index, output in enumerate(outputs):
         tensor = output.tensor
@@ -292,7 +292,7 @@ def dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def told(answer: Answer) -> Parameters:
+def answer_parameters(answer: Answer) -> Parameters:
     """Return the parameters of an answer: whether it was cold, from where, and the seconds of each stage."""
     return {
         "cold": answer.cold,

@@ -76,7 +76,7 @@ class RequestLog:
                 await self._app(scope, receive, send_on)
             finally:
                 if self._lines:
-                    _tell_http(scope, seen)
+                    _log_http(scope, seen)
 
 
 class _Seen:
@@ -99,7 +99,7 @@ def _model_of(path: str) -> dict[str, str]:
     return {"model": name[:_MOST_LETTERS]} if name else {}
 
 
-def _tell_http(scope: Scope, seen: _Seen) -> None:
+def _log_http(scope: Scope, seen: _Seen) -> None:
     taken_s = time.perf_counter() - seen.began_s
     client, path = (scope.get("client") or ("-",))[0], scope["path"][:_MOST_LETTERS]
     shown = path if path.isprintable() else ascii(path)
@@ -123,7 +123,7 @@ def begin_call(metadata: Mapping[str, Any], method: str, *, lines: bool) -> None
     if lines and task is not None:
         began_s, status = time.perf_counter(), ["OK"]
         _status.set(status)
-        task.add_done_callback(lambda ended: _tell_grpc(ended, method, status[0], time.perf_counter() - began_s))
+        task.add_done_callback(lambda ended: _log_grpc(ended, method, status[0], time.perf_counter() - began_s))
 
 
 def call_ends(status: str) -> None:
@@ -132,7 +132,7 @@ def call_ends(status: str) -> None:
         noted[0] = status
 
 
-def _tell_grpc(ended: asyncio.Task[Any], method: str, status: str, taken_s: float) -> None:
+def _log_grpc(ended: asyncio.Task[Any], method: str, status: str, taken_s: float) -> None:
     if ended.cancelled():
         status = "CANCELLED"
     facts = {"method": method, "status": status, "duration_s": round(taken_s, 6)}

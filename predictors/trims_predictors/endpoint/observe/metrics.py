@@ -123,7 +123,7 @@ class Metrics:
             self._requests.labels(label, protocol, code).inc()
             if code == ANSWERED and counting.answer is not None:
                 self._seconds.labels(label, protocol).observe(self._clock() - began)
-                self._tell(label, counting.answer)
+                self._count(label, counting.answer)
 
     def loaded(self, model: str, place: str, phases: Mapping[str, float]) -> None:
         """Count a predictor that has loaded a model.
@@ -143,7 +143,7 @@ class Metrics:
         """Count a request that was refused before it was known which model it is for."""
         self._requests.labels(OTHER, protocol, error.code).inc()
 
-    def _tell(self, label: str, answer: Answer) -> None:
+    def _count(self, label: str, answer: Answer) -> None:
         self._answers.labels(label, "cold" if answer.cold else "warm").inc()
         for stage in STAGES:
             seconds = answer.stages.get(f"{stage}_s")

@@ -91,8 +91,8 @@ class Overview:
             "leases": status.stats.leases,
         }
         ordered = sorted(models, key=lambda each: each.name)
-        told = [_told(model, trouble=self._trouble(model), failure=self._failure(model)) for model in ordered]
-        return _Found(daemon, _places(status.stats), told, [asdict(each) for each in transfers])
+        models_json = [_as_json(model, trouble=self._trouble(model), failure=self._failure(model)) for model in ordered]
+        return _Found(daemon, _places(status.stats), models_json, [asdict(each) for each in transfers])
 
 
 def _away(why: str) -> _Found:
@@ -116,7 +116,7 @@ def _places(stats: Stats) -> list[dict[str, Any]]:
     ]
 
 
-def _told(model: Model, *, trouble: str, failure: str) -> dict[str, Any]:
+def _as_json(model: Model, *, trouble: str, failure: str) -> dict[str, Any]:
     return {
         "name": model.name if model.is_default else model.opened_as,
         "version": model.version,

@@ -15,7 +15,7 @@ class _Sum:
     count: int = 0
     ns: int = 0
 
-    def told(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
 
 
@@ -30,7 +30,7 @@ class _Batch:
     runs: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def told(self, rows: int) -> dict[str, Any]:
+    def as_json(self, rows: int) -> dict[str, Any]:
         count = round(self.runs)
         parts = {name: {"count": count, "ns": round(self.seconds.get(name, 0.0) * 1e9)} for name in _COMPUTE}
         return {"batch_size": rows, **parts}
@@ -84,7 +84,7 @@ class ModelStatistics:
         counted.count += 1
         counted.ns += round(seconds * 1e9)
 
-    def told(self, name: str, version: str) -> dict[str, Any]:
+    def as_json(self, name: str, version: str) -> dict[str, Any]:
         """Return the counts in the shape of the extension; `cold_count` is ours."""
         names = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
         return {
@@ -93,7 +93,7 @@ class ModelStatistics:
             "last_inference": self.last_ms,
             "inference_count": self.inferences,
             "execution_count": round(self.runs),
-            "inference_stats": {each: self.sums.get(each, _Sum()).told() for each in names},
-            "batch_stats": [batch.told(rows) for rows, batch in sorted(self.batches.items())],
+            "inference_stats": {each: self.sums.get(each, _Sum()).as_json() for each in names},
+            "batch_stats": [batch.as_json(rows) for rows, batch in sorted(self.batches.items())],
             "cold_count": self.cold,
         }

@@ -21,7 +21,7 @@ from trims.trace.span import FAILURE, Span
 from trims.trace.spans import Within, asked_by, is_everything, is_on, recorder
 from trims_predictors.endpoint.observe.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
-from trims_predictors.tracebacks import told
+from trims_predictors.tracebacks import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,7 +81,7 @@ def make_exporter(environment: Mapping[str, str]) -> Exporter | None:
             f"{install_words('trims[otel]')}, or set OTEL_SDK_DISABLED=true"
         ) from error
     except Exception as error:
-        raise ConfigError(f"OpenTelemetry's variables (OTEL_*) cannot be used: {told(error)}") from error
+        raise ConfigError(f"OpenTelemetry's variables (OTEL_*) cannot be used: {format_error(error)}") from error
 
 
 def carrier_of(headers: Headers) -> dict[str, str]:
@@ -183,7 +183,7 @@ class RequestSpan:
         if self._status is not None:
             span.set(**{"http.response.status_code": self._status})
         if error is not None:
-            text = told(error)
+            text = format_error(error)
             span.set(**{"exception.type": type(error).__name__, "exception.message": text.partition(": ")[2]})
             for each in (span, self._run) if outcome.failed else ():
                 if each is not None:

@@ -13,7 +13,7 @@ from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.cpu_shares import Computing
 from trims_predictors.deployment.deployment import Deployment, Settings
 from trims_predictors.deployment.key import DeploymentKey
-from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
+from trims_predictors.pool.dispatch import Request, Running, Runs, naming
 from trims_predictors.pool.events import Job
 from trims_predictors.tensors import from_array, to_array
 
@@ -184,9 +184,9 @@ def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault
 
 
 def test_a_predictor_that_is_too_late_is_told_with_its_model_and_a_remedy() -> None:
-    with pytest.raises(DeadlineError, match="m: it took too long; ask again"), told_of(PLAN, "ask again"):
+    with pytest.raises(DeadlineError, match="m: it took too long; ask again"), naming(PLAN, "ask again"):
         raise DeadlineError("it took too long")
-    with pytest.raises(PredictorError, match=r"^m: it failed$"), told_of(PLAN, "ask again"):
+    with pytest.raises(PredictorError, match=r"^m: it failed$"), naming(PLAN, "ask again"):
         raise PredictorError("it failed")
 
 

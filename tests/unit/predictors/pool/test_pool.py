@@ -105,10 +105,10 @@ def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Dae
             await asyncio.sleep(0.02)
         pages = warm_pool._inventory.spares[deployment.environment][0].pages
         assert pages is not None
-        assert (pages.lacks(deployment.key), pages.told()) == (True, [])
+        assert (pages.lacks(deployment.key), pages.page_ranges()) == (True, [])
         await driver.ask(x=[1.0])
         assert not pages.lacks(deployment.key)
-        assert sum(pages.told()[1::2]) > 0
+        assert sum(pages.page_ranges()[1::2]) > 0
         while not warm_pool._inventory.spares.get(deployment.environment):
             await asyncio.sleep(0.02)
         assert warm_pool._inventory.spares[deployment.environment][0].pages is pages

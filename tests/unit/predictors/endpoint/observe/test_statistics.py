@@ -20,7 +20,7 @@ def test_requests_runs_and_stages_are_summed_in_nanoseconds() -> None:
     for _ in range(2):
         counted.answered(answer(2, cold=False), 0.5)
     counted.failed(0.25)
-    told = counted.told("m", "1.0.0")
+    told = counted.as_json("m", "1.0.0")
     assert (told["inference_count"], told["execution_count"], told["cold_count"]) == (3, 2, 1)
     assert told["inference_stats"] == {
         "success": {"count": 3, "ns": 2_000_000_000},
@@ -38,7 +38,7 @@ def test_rows_are_counted_and_runs_by_their_rows() -> None:
         counted.answered(replace(answer(2, cold=False), rows=rows, run_rows=8), 0.5)
     counted.answered(replace(answer(1, cold=False), rows=8, run_rows=8), 0.5)
     counted.answered(replace(answer(1, cold=False), rows=2, run_rows=2), 0.5)
-    told = counted.told("m", "1.0.0")
+    told = counted.as_json("m", "1.0.0")
     assert (told["inference_count"], told["execution_count"]) == (18, 3)
     assert told["inference_stats"]["success"]["count"] == 4
     assert told["batch_stats"] == [
@@ -53,6 +53,6 @@ def test_rows_are_counted_and_runs_by_their_rows() -> None:
 
 
 def test_a_model_that_was_never_asked_has_zeroes() -> None:
-    told = ModelStatistics().told("m", "1.0.0")
+    told = ModelStatistics().as_json("m", "1.0.0")
     assert told["last_inference"] == 0
     assert set(map(tuple, (each.items() for each in told["inference_stats"].values()))) == {(("count", 0), ("ns", 0))}
