@@ -71,6 +71,6 @@ def no_device_memory(place: str, error: BaseException) -> NoSpaceError:
     """Return the error of a run or a load that found no memory on the device, with the framework's figures."""
     return NoSpaceError(
         f"{place} has no memory left for the work of this model: {format_error(error)[: _MOST_LETTERS // 2]}; "
-        "send less at once, lower gpu_share or raise gpu_reserve_bytes in the daemon's configuration, or allow another place "
-        "(place=gpu,cpu)"
+        "send less at once, lower gpu_share or raise gpu_reserve_bytes in the daemon's configuration, or allow "
+        "another place (place=gpu,cpu)"
     )
