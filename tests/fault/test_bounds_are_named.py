@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fleets import drive, register
 from in_namespaces import namespaces
+from nursing import until
 from starlette.requests import Request
 from trims_client import connect
 from trims_predictors.endpoint.bodies import TooLargeBodyError, read_body
@@ -148,11 +149,9 @@ def test_a_queue_that_is_full_and_the_time_in_it_are_named(daemon: Daemon, check
     async def work(driver: Driver) -> None:
         running = asyncio.ensure_future(driver.ask(x=[1.0]))
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         waiting = asyncio.ensure_future(driver.ask(wait_s=0.5, x=[1.0]))
-        while not driver.pool.state(line)["queued"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["queued"])
         with pytest.raises(BusyError, match=r"1 requests for 'm' wait already, the most that may \(--queue\)"):
             await driver.ask(wait_s=0.5, x=[1.0])
         with pytest.raises(DeadlineError, match=r"free within 0.5 s; ask with a longer `deadline`, or .* --predictors"):

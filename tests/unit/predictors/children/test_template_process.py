@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nursing import until
 from trims_predictors.children import template_process
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.children.template_process import Template
@@ -123,10 +124,6 @@ def test_a_template_that_no_request_waits_for_gives_way_for_a_while(
     )
     ours = Path("/proc/self/autogroup").read_text()  # nothing, where the session is the machine's first
 
-    async def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0.01)
-
     async def work(template: Template) -> None:
         await until((folder / "imports").exists)
         if at_most_s < 1:  # perhaps over before the import begins
@@ -156,8 +153,7 @@ def test_what_the_kernel_puts_off_is_told_to_it_again(folder: Path, monkeypatch:
 
     async def work(template: Template) -> None:
         await template.ready
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(told) >= 3)
 
     drive(folder, work, gives_way=True)
     assert told[0] == BACKGROUND

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nursing import until
 from starlette.requests import Request
 from starlette.responses import Response
 from trims_predictors.endpoint.disconnects import unless_gone
@@ -77,8 +78,7 @@ def test_what_else_a_client_sends_does_not_end_the_work() -> None:
     async def story(client: Client, work: Work) -> None:
         client.sends.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         answering = asyncio.ensure_future(unless_gone(client.request, work.run()))
-        while not client.sends.empty():
-            await asyncio.sleep(0)
+        await until(lambda: client.sends.empty())
         work.may_end.set()
         assert (await answering).status_code == 200
         await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
+from nursing import until
 from trims_predictors.deployment.deployment import Settings
 from trims_predictors.endpoint.main import _Server, _Shutdown, serve
 from trims_predictors.endpoint.settings import EndpointSettings
@@ -80,17 +81,14 @@ def test_servers_answer_until_all_runs_have_ended_or_a_second_signal_comes() -> 
         server = _Server(uvicorn.Config(_app), parts.ending, parts.sock)
         with server.capture_signals():
             os.kill(os.getpid(), signal.SIGTERM)
-            while not parts.told:
-                await asyncio.sleep(0)
+            await until(lambda: parts.told)
             await _turns()
             assert (server.should_exit, server.force_exit, parts.told) == (False, False, ["not ready", 7.0])
             os.kill(os.getpid(), signal.SIGTERM)
-            while not server.should_exit:
-                await asyncio.sleep(0)
+            await until(lambda: server.should_exit)
             assert not server.force_exit
             os.kill(os.getpid(), signal.SIGTERM)
-            while not server.force_exit:
-                await asyncio.sleep(0)
+            await until(lambda: server.force_exit)
         await parts.ending.wait()
         parts.sock.close()
         assert parts.told == ["not ready", 7.0, 0.0, ("grpc", 5)]
@@ -128,8 +126,7 @@ def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_befo
                 server._stop()
                 await _turns()
             os.close(held)
-            while not server.should_exit:
-                await asyncio.sleep(0)
+            await until(lambda: server.should_exit)
             await _turns()
             assert (server.force_exit, parts.told) == (False, ["not ready", *parts.told[1:]])
             assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}

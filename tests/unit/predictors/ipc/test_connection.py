@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nursing import until
 from trims_predictors.ipc.connection import Peer
 
 from trims.core.errors import LostPeerError
@@ -34,11 +35,6 @@ def converse(work: Callable[[Peer, socket.socket, list[Any], list[str]], Awaitab
             peer.close()
 
     asyncio.run(run())
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 def test_messages_are_told_with_their_descriptors() -> None:

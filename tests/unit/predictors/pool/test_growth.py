@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fleets import Driver, arrays, drive, register, text
+from nursing import until
 from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.pool import pool as pools
 from trims_predictors.pool.growth import Growth
@@ -80,8 +81,7 @@ async def hanging(driver: Driver, count: int) -> list[asyncio.Future[object]]:
     await driver.ask(do=text("nothing"))
     runs = [asyncio.ensure_future(driver.ask(do=text("hang"))) for _ in range(count)]
     key = (await driver.deployment()).key
-    while driver.pool.state(key)["busy"] < count:
-        await asyncio.sleep(0.01)
+    await until(lambda: driver.pool.state(key)["busy"] >= count)
     return runs
 
 
@@ -107,8 +107,7 @@ def test_without_memory_for_further_predictors_requests_wait_and_the_log_says_wh
     async def work(driver: Driver) -> None:
         runs = await hanging(driver, 1)
         waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
-        while "no further predictor is started" not in caplog.text:
-            await asyncio.sleep(0.01)
+        await until(lambda: "no further predictor is started" in caplog.text)
         assert driver.pool.state((await driver.deployment()).key)["queued"] == 1
         await end([*runs, waiting])
 
@@ -125,8 +124,7 @@ def test_further_predictors_end_when_they_idle(
         await asyncio.gather(*(driver.ask(do=text("nap")) for _ in range(4)))
         assert driver.pool.counters["started_forked"] > 1
         key = (await driver.deployment()).key
-        while driver.pool.state(key) != {"queued": 0, "starting": 0, "idle": 1, "busy": 0}:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(key) == {"queued": 0, "starting": 0, "idle": 1, "busy": 0})
 
     monkeypatch.setattr(pools, "SURPLUS_KEEP_ALIVE_S", 0.2)
     drive(troubled(daemon, checkpoint), work, most_instances=8)
@@ -138,8 +136,7 @@ def test_an_idle_predictor_stays_beside_runs_that_take_long(
     async def work(driver: Driver) -> None:
         runs = await hanging(driver, 2)
         key = (await driver.deployment()).key
-        while driver.pool.state(key)["idle"] != 1:  # ahead of the next request
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(key)["idle"] == 1)  # ahead of the next request
         await driver.ask(do=text("nothing"))
         await asyncio.sleep(0.3)
         assert driver.pool.state(key)["idle"] == 1

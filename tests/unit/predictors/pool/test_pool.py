@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
+from nursing import until
 from trims_client import connect
 from trims_predictors.tensors import from_array
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
@@ -86,12 +87,10 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
         deployment = await driver.deployment()
         driver.pool.prepare(deployment.environment)
         warm_pool = driver.pool._warm_pool
-        while driver.pool.report()["spares"] != {"numpy": 1}:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.report()["spares"] == {"numpy": 1})
         assert (await driver.ask(x=[1.0])).how == "spare"
         assert driver.pool.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
-        while not warm_pool._inventory.spares.get(deployment.environment):
-            await asyncio.sleep(0.01)
+        await until(lambda: warm_pool._inventory.spares.get(deployment.environment))
 
     drive(scaler, work, spares=1)
 
@@ -101,16 +100,14 @@ def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Dae
     async def work(driver: Driver) -> None:
         warm_pool, deployment = driver.pool._warm_pool, await driver.deployment()
         driver.pool.prepare(deployment.environment)
-        while not warm_pool._inventory.spares.get(deployment.environment):
-            await asyncio.sleep(0.02)
+        await until(lambda: warm_pool._inventory.spares.get(deployment.environment))
         pages = warm_pool._inventory.spares[deployment.environment][0].pages
         assert pages is not None
         assert (pages.lacks(deployment.key), pages.page_ranges()) == (True, [])
         await driver.ask(x=[1.0])
         assert not pages.lacks(deployment.key)
         assert sum(pages.page_ranges()[1::2]) > 0
-        while not warm_pool._inventory.spares.get(deployment.environment):
-            await asyncio.sleep(0.02)
+        await until(lambda: warm_pool._inventory.spares.get(deployment.environment))
         assert warm_pool._inventory.spares[deployment.environment][0].pages is pages
 
     drive(scaler, work, spares=1)
@@ -176,19 +173,16 @@ def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(sca
             return len(warm_pool._inventory.spares.get(deployment.environment, ()))
 
         await driver.ask(x=[1.0])
-        while warm_pool._learner.running():
-            await asyncio.sleep(0.01)
+        await until(lambda: not warm_pool._learner.running())
         while not (
             spares() and warm_pool._inventory.spares[deployment.environment][0].pid in warm_pool._reclaimer.counted
         ):
             await asyncio.sleep(0.01)
         warm_pool._reclaimer.limits = TemplateLimits(None, warm_pool._reclaimer.total_bytes - 1)
         warm_pool._reclaimer.wake()
-        while spares():
-            await asyncio.sleep(0.01)
+        await until(lambda: not spares())
         assert (await driver.ask(x=[1.0])).how == "running"
-        while warm_pool._tending:
-            await asyncio.sleep(0.01)
+        await until(lambda: not warm_pool._tending)
         assert not spares()
         assert warm_pool._inventory.templates[deployment.environment].lost is None
 
@@ -277,8 +271,7 @@ def test_a_request_that_waits_too_long_is_told_and_leaves_the_queue(troubled: Da
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         with pytest.raises(DeadlineError, match=r"no predictor of 'm' was free within 0.1 s"):
             await driver.ask(wait_s=0.1, do=text("nothing"))
         assert driver.pool.state(line)["queued"] == 0
@@ -294,11 +287,9 @@ def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) ->
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
-        while not driver.pool.state(line)["queued"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["queued"])
         waiting.cancel()
         await asyncio.wait([waiting])
         assert driver.pool.state(line)["queued"] == 0
@@ -311,8 +302,7 @@ def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Dae
     async def work(driver: Driver) -> None:
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         hanging.cancel()
         assert (await driver.ask(do=text("nothing"))).cold, "another predictor answers"
         assert driver.pool.counters["abandoned"] == 1
@@ -345,14 +335,12 @@ def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
         running.stages = {"load_s": 0.0}
         deployment, tensors = await driver.deployment(), [from_array("x", np.array([[3600.0]]))]
         asked = [asyncio.ensure_future(driver.pool.infer(deployment, tensors)) for _ in range(clients)]
-        while not driver.pool.state(deployment.key)["busy"]:
-            await asyncio.sleep(0)
+        await until(lambda: driver.pool.state(deployment.key)["busy"])
         for each in asked:  # the run was decided in this turn of the loop, and begins in the next one
             each.cancel()
         await asyncio.wait(asked)
         await running.process.ended
-        while driver.pool._runs:
-            await asyncio.sleep(0.001)
+        await until(lambda: not driver.pool._runs)
         assert (driver.pool.counters["abandoned"], ended) == (1, 1)
 
     drive(daemon, work, run_deadline_s=3600.0)
@@ -365,8 +353,7 @@ def test_a_run_that_ends_soon_keeps_its_predictor_though_its_client_hung_up(trou
         running.stages = {"load_s": 30.0}  # a new one would take so long
         short = asyncio.ensure_future(driver.ask(do=text("nap")))
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         short.cancel()
         assert not (await driver.ask(do=text("nothing"))).cold
         assert "abandoned" not in driver.pool.counters
@@ -384,8 +371,7 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
     async def together(driver: Driver) -> None:
         both = [asyncio.ensure_future(driver.ask(x=[[float(number)]])) for number in range(2)]
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["busy"])
         both[0].cancel()
         assert arrays(await both[1])["x"].tolist() == [[1.0]]
 
@@ -393,11 +379,9 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
         await together(driver)
         deployment = await driver.deployment()
         only = asyncio.ensure_future(driver.ask(x=[[1.0], [2.0]]))
-        while not driver.pool.state(deployment.key)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(deployment.key)["busy"])
         only.cancel()
-        while driver.pool.state(deployment.key)["busy"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: not driver.pool.state(deployment.key)["busy"])
         assert driver.pool.state(deployment.key)["idle"] == 1
         assert "abandoned" not in driver.pool.counters
 
@@ -528,8 +512,7 @@ def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
         for _ in range(5):
             await driver.ask(x=[1.0])
         line = (await driver.deployment()).key
-        while not driver.pool.state(line)["idle"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(line)["idle"])
         assert len(made) >= 5
         assert len([timer for timer in made if not timer.cancelled()]) == 1
         return made
@@ -554,8 +537,7 @@ def test_a_closed_pool_takes_no_requests_and_leaves_no_process(troubled: Daemon)
     async def work(driver: Driver) -> int:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        while not any(running.jobs for running in driver.pool._running.values()):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(running.jobs for running in driver.pool._running.values()))
         await driver.pool.close(0.1)
         with pytest.raises(DrainingError, match="the endpoint ended before the request was answered; send it again"):
             await hanging
@@ -572,12 +554,10 @@ def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Da
         before = arrays(await driver.ask(do=text("nothing")))["done"]
         (template,) = driver.pool._warm_pool._inventory.templates.values()
         os.kill(template.pid, signal.SIGKILL)
-        while template.lost is None:
-            await asyncio.sleep(0.01)
+        await until(lambda: template.lost is not None)
         assert arrays(await driver.ask(do=text("nothing")))["done"] == before
         os.kill(int(before[0]), signal.SIGKILL)
-        while driver.pool.counters.get("ended") != 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.counters.get("ended") == 1)
         answer = await driver.ask(do=text("nothing"))
         assert (answer.cold, answer.how) == (True, "forked")
 
@@ -589,8 +569,7 @@ def test_a_predictor_that_was_expected_answers_the_request_that_comes(scaler: Da
         deployment, came = await driver.deployment(), time.perf_counter()
         tensors = [from_array("x", np.array([1.0]))]
         driver.pool.expect(deployment, tensors)
-        while not driver.pool.state(deployment.key)["idle"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: driver.pool.state(deployment.key)["idle"])
         answer = await driver.pool.infer(deployment, tensors, began_s=came)
         assert arrays(answer)["y"].tolist() == [3.0]
         assert answer.cold, "it was started after the request had come"
@@ -633,12 +612,10 @@ def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
         warm_pool.take = slowly  # type: ignore[method-assign]
         left = asyncio.ensure_future(driver.ask("m", x=[1.0]))
         deployment = await driver.deployment("m")
-        while not driver.pool.state(deployment.key)["starting"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.state(deployment.key)["starting"])
         left.cancel()
         other = asyncio.ensure_future(driver.ask("n", x=[1.0]))
-        while driver.pool.state(deployment.key)["starting"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: not driver.pool.state(deployment.key)["starting"])
         come.set()
         assert arrays(await other)["y"].tolist() == [2.0]
 
@@ -718,8 +695,7 @@ def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
         asked = []
         for running in (1, 2, 3):
             asked.append(asyncio.ensure_future(driver.ask(until=text(str(later)))))
-            while driver.pool.state(line)["busy"] < running:
-                await asyncio.sleep(0.01)
+            await until(lambda running=running: driver.pool.state(line)["busy"] >= running)
         later.touch()
         answers = [*(await asyncio.gather(*asked)), await driver.ask(until=text(str(there)))]
         return [int(arrays(answer)["threads"][0]) for answer in answers]
@@ -738,15 +714,14 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
     for name, given in options.items():
         stated = {"call": "own_predictors:Threads", "options": given}
         register(daemon, checkpoint, name, framework={"name": "torch"}, predictor=stated)
-    until = text(str(tmp_path))
+    later = text(str(tmp_path))
 
     async def work(driver: Driver) -> int:
-        asked = asyncio.ensure_future(driver.ask("loads", until=until))
+        asked = asyncio.ensure_future(driver.ask("loads", until=later))
         line = (await driver.deployment("loads")).key
-        while not driver.pool._running or driver.pool.state(line)["starting"] != 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool._running and driver.pool.state(line)["starting"] == 1)
         await asyncio.sleep(0.1)
-        answer = await driver.ask("runs", until=until)
+        answer = await driver.ask("runs", until=later)
         (tmp_path / "later").touch()
         await asked
         return int(arrays(answer)["threads"][0])
@@ -802,8 +777,7 @@ def test_a_spare_that_was_killed_is_not_counted(daemon: Daemon, checkpoint: Call
 
     async def work(driver: Driver) -> None:
         await driver.ask(x=[1.0])
-        while driver.pool.report()["spares"] != {"numpy": 1}:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.report()["spares"] == {"numpy": 1})
         ((spare,),) = driver.pool._warm_pool._inventory.spares.values()
         os.kill(spare.pid, signal.SIGKILL)
         await spare.ended

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fleets import Driver, drive, register
+from nursing import until
 
 from trims.core.errors import (
     BusyError,
@@ -239,8 +240,7 @@ def test_a_second_predictor_that_fails_is_no_failure_while_the_first_one_runs(
         await driver.pool.load(await driver.deployment())
         switch.say("raise")
         await asyncio.gather(*(driver.ask(x=[1.0]) for _ in range(2)))
-        while driver.pool.counters.get("ended") != 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.pool.counters.get("ended") == 1)
         assert await reason(driver) == ""
 
     drive(daemon, work)

@@ -23,6 +23,7 @@ import pytest
 from fleets import Driver, arrays, drive, register, text
 from in_namespaces import namespaces
 from looking import wait_until
+from nursing import until
 from trims_predictors.sandbox import sandbox as isolation
 from trims_predictors.sandbox.sandbox import (
     ALL_BUT,
@@ -501,8 +502,7 @@ def test_a_template_that_hangs_in_a_namespace_is_ended_by(
     async def work() -> int:
         launcher = Launcher(str(prober.config.runtime_dir), choose(NAMESPACES))
         template = Template(launcher, Environment("numpy"), ["hangs"])
-        while template._pidfd < 0:
-            await asyncio.sleep(0.01)
+        await until(lambda: template._pidfd >= 0)
         pid = template.pid
         if by == "the end of its supervisor":
             launcher.close()  # closes the lifeline, as the kernel does when the supervisor is killed
@@ -577,14 +577,12 @@ def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predicto
 
     async def work(driver: Driver) -> None:
         assert "PermissionError" in await told(driver)
-        while spares and not driver.pool.report()["spares"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: not spares or driver.pool.report()["spares"])
         again.write_text("new secret")
         again.rename(token)
         deployment = await driver.deployment()
         driver.pool.retire(deployment.key)
-        while any(driver.pool.state(deployment.key).values()):
-            await asyncio.sleep(0.01)
+        await until(lambda: not any(driver.pool.state(deployment.key).values()))
         assert "PermissionError" in await told(driver)
 
     async def told(driver: Driver) -> str:
@@ -628,14 +626,12 @@ def test_a_folder_that_is_hidden_later_is_not_seen_by_the_next_predictor(
 
     async def work(driver: Driver) -> None:
         assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"['catalog']"
-        while spares and not driver.pool.report()["spares"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: not spares or driver.pool.report()["spares"])
         for _ in range(2):  # the same once more changes nothing
             driver.pool.hide(str(folder / "files"))
             deployment = await driver.deployment()
             driver.pool.retire(deployment.key)
-            while any(driver.pool.state(deployment.key).values()):
-                await asyncio.sleep(0.01)
+            await until(lambda key=deployment.key: not any(driver.pool.state(key).values()))
             assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"[]"
         assert len(driver.pool._launcher.isolation.hidden) == 1
 

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from nursing import until
 from trims_predictors.warm import reclaimer
 from trims_predictors.warm.memory_usage import Footprint
 from trims_predictors.warm.reclaim_policy import Limits, Step, Usage, Way
@@ -75,8 +76,7 @@ def test_memory_over_the_bound_is_ended_one_by_one_and_counted_again(counting: l
 
     async def work(kept: Reclaimer) -> None:
         kept.wake()
-        while kept.total_bytes != 60:
-            await asyncio.sleep(0.001)
+        await until(lambda: kept.total_bytes == 60)
         assert [(step.way, step.environment) for step in inventory.steps] == [(Way.END, 1), (Way.END, 2)]
         assert kept.counted == {3: Footprint(60, 0)}
 
@@ -91,8 +91,7 @@ def test_nothing_is_counted_while_nothing_changes(counting: list[threading.Threa
             await asyncio.sleep(0)
         assert not counting
         kept.wake()
-        while kept.total_bytes != 150:
-            await asyncio.sleep(0.001)
+        await until(lambda: kept.total_bytes == 150)
 
     look_after(Inventory(), Limits(), work)
     assert len(counting) == 3
@@ -103,8 +102,7 @@ def test_a_template_whose_time_is_over_ends_without_a_wake(counting: list[thread
     inventory.used_s = 0.0
 
     async def work(kept: Reclaimer) -> None:
-        while inventory.living:
-            await asyncio.sleep(0.001)
+        await until(lambda: not inventory.living)
 
     look_after(inventory, Limits(0.0), work)
     assert len(inventory.steps) == 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from nursing import until
 from served_grpc import MIB, NO_FLEET, StandIn, call, refusal
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.grpc import calls
@@ -70,8 +71,7 @@ def test_thousands_of_calls_at_once_are_answered_or_told_to_come_again(monkeypat
 
     async def hold(_: list[Any]) -> None:
         async with asyncio.timeout(60.0):
-            while len(refused) < 3500:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(refused) >= 3500)
 
     service.hold = hold
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from nursing import until
 from served_grpc import MIB, StandIn, call, refusal
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc import streams
@@ -175,8 +176,7 @@ def test_a_client_that_cancels_its_stream_ends_the_requests_that_run() -> None:
         stream.cancel()
         await asyncio.wait((reading,))
         async with asyncio.timeout(60.0):
-            while service.running:
-                await asyncio.sleep(0.01)
+            await until(lambda: not service.running)
 
     call(service, work)
     assert (service.running, service.cancelled) == (0, 3)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import Reply, call
+from nursing import until
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.http.app import build_app, raw_request
 from trims_predictors.endpoint.json.workers import JsonWorkers
@@ -301,8 +302,7 @@ def test_a_client_that_hangs_up_cancels_its_request() -> None:
         app = build_app(service, most_body_bytes=10_000, token=None, loopback=True)  # type: ignore[arg-type]
         gone = asyncio.Event()
         calling = asyncio.ensure_future(call(app, "POST", "/v2/models/m/infer", REQUEST, gone))
-        while not any(asked[0] == "infer" for asked in service.asked):
-            await asyncio.sleep(0)
+        await until(lambda: any(asked[0] == "infer" for asked in service.asked))
         gone.set()
         await asyncio.wait_for(service.cancelled.wait(), 30)
         assert (await calling).status == 499

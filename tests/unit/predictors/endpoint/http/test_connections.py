@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
+from nursing import until
 from trims_predictors.endpoint.http import connections
 from trims_predictors.endpoint.http.connections import ImpatientProtocol
 
@@ -151,8 +152,7 @@ def test_a_client_that_does_not_read_its_answer_is_let_go() -> None:
         writer.write(HEAD % b"stream" + b"body")
         await reader.readexactly(1)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
-        while GONE != ["http.disconnect"]:
-            await asyncio.sleep(0.02)
+        await until(lambda: GONE == ["http.disconnect"])
         writer.close()
 
     _run(work)
