@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 import pytest
-from browser import PROGRAM, Browser
+from browser import PROGRAM, Browser, Chromium
 from endpoints import Endpoint
 from fleets import register
 from trims_predictors.tensors import from_array
@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium, or set TRIMS_BROWSER"),
+    pytest.mark.usefixtures("forked_starts"),
 ]
 X = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
 TEXT = [{"name": "text", "dtype": "BYTES", "shape": [1]}]
 ANSWERED = "!document.getElementById('answer').hidden"
 SHOWN = "document.querySelectorAll('.model').length === 1"
+
+
+@pytest.fixture(scope="module")
+def chromium(module_folder: Path) -> Iterator[Chromium]:
+    """The browser of all tests here; each has a page that knows nothing of the others."""
+    with Chromium(module_folder / "profile") as made:
+        yield made
 
 
 @pytest.fixture
@@ -42,19 +50,19 @@ def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def visit(folder: Path) -> Iterator[Callable[..., Browser]]:
+def visit(chromium: Chromium) -> Iterator[Callable[..., Browser]]:
     """Open a browser at an endpoint's page. Afterwards it has reported no error: no exception, and nothing blocked."""
     opened: list[Browser] = []
 
     def make(endpoint: Endpoint, width: int = 1400) -> Browser:
-        opened.append(Browser(folder / f"profile-{len(opened)}", width))
+        opened.append(Browser(chromium, width))
         opened[-1].open(f"http://127.0.0.1:{endpoint.port}/")
         return opened[-1]
 
     yield make
     for browser in opened:
-        with browser:
-            assert browser.errors == []
+        browser.close()
+        assert browser.errors == []
 
 
 def choose(browser: Browser, label: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import PROGRAM, Browser
+from browser import PROGRAM, Browser, Chromium
 from endpoints import Endpoint
 from fleets import register
 from looking import wait_until
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium, or set TRIMS_BROWSER"),
+    pytest.mark.usefixtures("forked_starts"),
 ]
 INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
 STATE = "document.querySelector('#evaluations .badge')?.textContent"
 REPORT, WATERFALL, LIST = ".stack", ".wf-row", ".evaluation"
 BUTTON = "[...document.querySelectorAll('button')].find((each) => each.textContent === '%s').click()"
 MARKUP = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def chromium(module_folder: Path) -> Iterator[Chromium]:
+    """The browser of all tests here; each has a page that knows nothing of the others."""
+    with Chromium(module_folder / "profile") as made:
+        yield made
 
 
 @pytest.fixture
@@ -38,12 +46,13 @@ def endpoint(daemon: Daemon, checkpoint: Callable[..., Path]) -> Iterator[Endpoi
 
 
 @pytest.fixture
-def browser(endpoint: Endpoint, folder: Path) -> Iterator[Browser]:
+def browser(endpoint: Endpoint, chromium: Chromium) -> Iterator[Browser]:
     """A browser at the page. Afterwards it has reported no error: no exception, and nothing blocked."""
-    with Browser(folder / "profile") as opened:
-        opened.open(f"http://127.0.0.1:{endpoint.port}/")
-        yield opened
-        assert opened.errors == []
+    opened = Browser(chromium)
+    opened.open(f"http://127.0.0.1:{endpoint.port}/")
+    yield opened
+    opened.close()
+    assert opened.errors == []
 
 
 def press(browser: Browser, selector: str) -> None:
@@ -110,7 +119,7 @@ def test_an_evaluation_is_begun_and_read_and_its_row_leads_to_a_waterfall(
 
 def saves_the_report(browser: Browser, folder: Path, identity: str) -> None:
     """Press the button, and wait for the file that the browser saves."""
-    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    browser.save_to(folder)
     browser.evaluate(BUTTON % "Save HTML report")
     saved = folder / f"evaluation-{identity}.html"
     wait_until(lambda: saved.exists() and saved.read_bytes().endswith(b"</html>\n"), "the report is saved")

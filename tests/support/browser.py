@@ -31,24 +31,21 @@ _KEYS = {
 }  # fmt: skip
 
 
-class Browser:
-    """One page of a browser that knows nothing yet. A context manager.
+class Chromium:
+    """A browser's process, whose pages know nothing of each other. A context manager.
 
     Args:
         folder: For its profile.
-        width: Of the window in pixels.
-        height: The same.
-        dark: Whether the user prefers dark colours.
     """
 
-    def __init__(self, folder: Path, width: int = 1400, height: int = 900, *, dark: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         assert PROGRAM is not None
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         flags = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe",
             "--no-first-run", "--disable-extensions", "--disable-background-networking", "--disable-crash-reporter",
-            f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank",
+            f"--user-data-dir={folder}", "about:blank",
         ]  # fmt: skip
         # The browser reads from descriptor 3 and writes to 4.
         command = f"exec {shlex.join([PROGRAM, *flags])} 3<&{theirs_in} 4>&{theirs_out}"
@@ -61,30 +58,23 @@ class Browser:
         os.close(theirs_out)
         self._buffer = b""
         self._number = 0
-        self._session = ""
-        #: Errors that the page has reported: exceptions, and what its policy has blocked.
-        self.errors: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-        self.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its answer."""
+    def call(self, method: str, session: str = "", errors: list[str] | None = None, **parameters: Any) -> Any:
+        """One command of the protocol, and its answer; what the page of a session reports goes to `errors`."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        if self._session and not method.startswith("Browser."):
-            message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        os.write(self._to, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
-                found: dict[str, Any] = answer["result"]
-                return found
+                return answer["result"]
+            if errors is None or answer.get("sessionId") != session:
+                continue
+            if answer["method"] == "Runtime.exceptionThrown":
+                errors.append(str(answer["params"]["exceptionDetails"]))
+            elif answer["method"] == "Log.entryAdded" and answer["params"]["entry"]["source"] == "security":
+                errors.append(answer["params"]["entry"]["text"])
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -95,11 +85,66 @@ class Browser:
             self._buffer += part
         raw, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(raw)
-        if message.get("method") == "Runtime.exceptionThrown":
-            self.errors.append(str(message["params"]["exceptionDetails"]))
-        elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["source"] == "security":
-            self.errors.append(message["params"]["entry"]["text"])
         return message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._to)  # the browser ends with its pipe
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        os.close(self._from)
+        self._await_others()
+
+    def _await_others(self) -> None:
+        """Wait for the browser's helpers, which write into the profile until they end."""
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.01)
+        os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Browser:
+    """One page in a context of its own: without cookies, cache or storage of other pages.
+
+    Args:
+        chromium: Where it is opened.
+        width: Of the window in pixels.
+    """
+
+    def __init__(self, chromium: Chromium, width: int = 1400) -> None:
+        self._chromium = chromium
+        self._session = ""
+        #: Errors that the page has reported: exceptions, and what its policy has blocked.
+        self.errors: list[str] = []
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.resize(width)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the protocol, and its answer."""
+        found: dict[str, Any] = self._chromium.call(method, self._session, self.errors, **parameters)
+        return found
+
+    def save_to(self, folder: Path) -> None:
+        """Have the page's downloads saved in a folder."""
+        where = {"browserContextId": self._context, "behavior": "allow", "downloadPath": str(folder)}
+        self._chromium.call("Browser.setDownloadBehavior", **where)
+
+    def close(self) -> None:
+        """Close the page, and forget what it has kept."""
+        self._chromium.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def resize(self, width: int, height: int = 900) -> None:
         """Give the window another size."""
@@ -150,27 +195,3 @@ class Browser:
         """A screenshot of the whole page."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._to)  # the browser ends with its pipe
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        os.close(self._from)
-        self._await_others()
-
-    def _await_others(self) -> None:
-        """Wait for the browser's helpers, which write into the profile until they end."""
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.01)
-        os.killpg(self._process.pid, signal.SIGKILL)
