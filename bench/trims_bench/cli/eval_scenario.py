@@ -85,9 +85,9 @@ def check_absent(options: argparse.Namespace) -> None:
 def evaluate_scenario(options: argparse.Namespace) -> int:
     """Make the load that the options ask for, keep it in the database, and report it. Return the exit status."""
     from trims.cli.output import note, say, say_json
+    from trims_bench.evaluation.database.connection import find_database
     from trims_bench.evaluation.database.evaluations import Evaluations
     from trims_bench.evaluation.records import WORKLOAD
-    from trims_bench.evaluation.session import find_database
     from trims_bench.workloads.load import DONE, INTERRUPTED
     from trims_bench.workloads.report import lines
 

@@ -36,8 +36,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _report(options: argparse.Namespace) -> None:
     from trims.core.errors import CallerError
+    from trims_bench.evaluation.database.connection import find_database
     from trims_bench.evaluation.database.evaluations import Evaluations
-    from trims_bench.evaluation.session import find_database
 
     if options.explain and len(options.id) != 2:
         raise CallerError("--explain needs the ids of two evaluations")

@@ -16,14 +16,15 @@ from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.tensors import check_against
 from trims_predictors.warm.warm_pool import WarmPool
 
-from trims.control import aadmin, admin
-from trims.core.errors import BusyError, CallerError, DaemonAwayError, LostPeerError, ModelNotFoundError
+from trims.control import aadmin
+from trims.core.errors import BusyError, CallerError, LostPeerError, ModelNotFoundError
 from trims.environments.environment_store import EnvironmentStore, default_folder
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.manifest import parse_manifest
 from trims.trace import spans
 from trims.trace.levels import Level
 from trims.wire.address import default_runtime_dir
+from trims_bench.evaluation.database.connection import database_url
 from trims_bench.evaluation.database.evaluations import Evaluations
 from trims_bench.evaluation.evaluation import Evaluation, starts
 from trims_bench.evaluation.inputs import in_batches, made_inputs
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 MOST_REPEATS = 10_000
 _MOST_BATCH = 65_536
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}\Z")
-#: Names the database, if no option does.
-VARIABLE = "TRIMS_EVALUATIONS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,22 +243,6 @@ def only_evaluation(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def database_url(named: str, state_dir: Path) -> str:
-    """Return the URL of the database of evaluations: the one that is named, else the variable's, else a file's."""
-    return named or os.environ.get(VARIABLE, "") or f"sqlite:///{state_dir / 'evaluations.db'}"
-
-
-def find_database(named: str, runtime_dir: str | None) -> str:
-    """Return the URL of the database of evaluations as `database_url`, also where no daemon runs."""
-    if named or os.environ.get(VARIABLE):
-        return database_url(named, Path())
-    try:
-        with admin(runtime_dir) as daemon:
-            return database_url("", Path(daemon.status().health.state_dir))
-    except DaemonAwayError:
-        return database_url("", Path(spans.default_folder()).parent)
 
 
 def _keep(key: DeploymentKey) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims.control import admin
 from trims.core.errors import (
     CapacityError,
     ConfigError,
+    DaemonAwayError,
     InUseError,
     LostPeerError,
     NotSupportedError,
@@ -20,6 +23,7 @@ from trims.core.errors import (
 )
 from trims.process.packages import install_words
 from trims.registry.database import LOCKED_S, damaged, explain
+from trims.trace import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
+#: Names the database, if no option does.
+VARIABLE = "TRIMS_EVALUATIONS"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 #: Number that processes which bring one PostgreSQL database to the newest form take turns by.
 _UPGRADE_LOCK = 0x7472696D73
@@ -128,21 +134,38 @@ class Connector:
                 _migrate(writing)
 
     def _revision(self, connection: Connection) -> str | None:
-        from alembic.migration import MigrationContext
         from sqlalchemy import inspect
 
-        found = MigrationContext.configure(connection).get_current_revision()
+        tables = inspect(connection).get_table_names()
+        noted = "alembic_version" in tables
+        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() if noted else None
         if found is not None and found not in _revisions():
             raise ConfigError(
                 f"{self.name} is of a newer version of trims (its form is {found}, this version knows up to "
                 f"{_newest()}); install that version, or name another database with --database"
             )
-        if found is None and "evaluations" in inspect(connection).get_table_names():
+        if found is None and "evaluations" in tables:
             what = "it has tables named as ours, and no version"
             if self._path is not None:
                 raise damaged(self._path, what, _REMEDY)
             raise ConfigError(f"{self.name}: {what}; name another database with --database")
         return found
+
+
+def database_url(named: str, state_dir: Path) -> str:
+    """Return the URL of the database of evaluations: the one that is named, else the variable's, else a file's."""
+    return named or os.environ.get(VARIABLE, "") or f"sqlite:///{state_dir / 'evaluations.db'}"
+
+
+def find_database(named: str, runtime_dir: str | None) -> str:
+    """Return the URL of the database of evaluations as `database_url`, also where no daemon runs."""
+    if named or os.environ.get(VARIABLE):
+        return database_url(named, Path())
+    try:
+        with admin(runtime_dir) as daemon:
+            return database_url("", Path(daemon.status().health.state_dir))
+    except DaemonAwayError:
+        return database_url("", Path(spans.default_folder()).parent)
 
 
 def _engine(url: str) -> tuple[Engine, Path | None]:
@@ -221,10 +244,8 @@ def _newest() -> str:
 
 
 def _revisions() -> list[str]:
-    """Return the forms that a database may have, the newest first."""
-    from alembic.script import ScriptDirectory
-
-    return [each.revision for each in ScriptDirectory(str(_MIGRATIONS)).walk_revisions()]
+    """Return the forms that a database may have, the newest first: without alembic, which takes long to import."""
+    return sorted((each.name.partition("_")[0] for each in (_MIGRATIONS / "versions").glob("*_*.py")), reverse=True)
 
 
 def _migrate(connection: Connection) -> None:

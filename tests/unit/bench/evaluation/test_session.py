@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trims_bench.evaluation.session import VARIABLE, Wish, database_url, only_evaluation
+from trims_bench.evaluation.database.connection import VARIABLE, database_url
+from trims_bench.evaluation.session import Wish, only_evaluation
 
 from trims.core.errors import BusyError, CallerError
 
