@@ -238,6 +238,16 @@ def forked_starts() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_starts(forked_starts: None) -> Iterator[None]:
+    """Start the processes of one test of such a module by themselves: for what depends on imports or their memory."""
+    del forked_starts
+    from forked_starts import not_forking
+
+    with not_forking():
+        yield
+
+
+@pytest.fixture
 def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
     """Start a daemon in this process with the settings given; ended, and its memory freed, after the test."""
     from trims.daemon.config import build_config

@@ -3,7 +3,7 @@
 Inside `forking()` this process, and every daemon, endpoint and command that it starts with `python -m`, asks its own
 fork server for what `subprocess` would start with `python -c` or `python -m`. Arguments, variables, folder and
 descriptors are those of a real start. The new process is its starter's child: its first parent ends, and the starter
-adopts it. A command with flags, such as `python -s -c`, is started as ever.
+adopts it. A command with flags other than `-I`, such as `python -s -c`, is started as ever.
 Not for tests of starts, of memory limits, of what is imported, or of what `ps` shows.
 """
 
@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _IMPORTED = (
-    "trims.daemon.main", "trims.control", "trims_client", "asyncio", "numpy", "ml_dtypes", "safetensors.numpy", "torch",
-    "transformers", "transformers.pipelines", "transformers.models.bert.modeling_bert",
+    "trims.daemon.main", "trims.control", "trims_client", "trims_predictors.endpoint.main",
+    "trims_predictors.worker.worker", "trims_bench.evaluation.session", "trims_bench.evaluation.report.text",
+    "asyncio", "numpy", "ml_dtypes", "safetensors.numpy", "onnxruntime", "sqlalchemy", "torch", "transformers",
+    "transformers.pipelines", "transformers.models.bert.modeling_bert",
 )  # fmt: skip
 _PR_SET_CHILD_SUBREAPER, _MOST_BYTES, _HIGH_FD, _ADOPTION_S = 36, 1 << 20, 500, 30.0
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -55,15 +58,18 @@ class _Server:
         _, preexec, close_fds, pass_fds, cwd, env = rest[:6]
         shell, pipes, session = rest[8], rest[9:15], rest[20]
         command = [os.fspath(each) for each in args] if isinstance(args, (list, tuple)) else []
-        if shell or preexec or not close_fds or command[:1] != [sys.executable] or command[1] not in ("-c", "-m"):
+        isolated = command[1:2] == ["-I"]
+        how = command[1 + isolated : 2 + isolated]
+        if shell or preexec or not close_fds or command[:1] != [sys.executable] or how not in (["-c"], ["-m"]):
             _execute(popen, args, *rest)
             return
         given = os.environ if env is None else env
         targets = {number: fd if fd != -1 else number for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))}
         targets.update({fd: fd for fd in pass_fds})
         message = {
-            "starter": os.getpid(), "command": command, "cwd": os.fspath(cwd or os.getcwd()), "session": session,
-            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}, "fds": list(targets),
+            "starter": os.getpid(), "command": command[1 + isolated :], "isolated": isolated,
+            "cwd": os.fspath(cwd or os.getcwd()), "session": session, "fds": list(targets),
+            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
         }  # fmt: skip
         with self._lock:
             _adopt(True)
@@ -119,22 +125,25 @@ def _place(targets: dict[int, int]) -> None:
 def _serve_and_run(door: socket.socket) -> None:
     """Fork until the starter ends, and run in each fork what was asked for; none comes back from here."""
     status: Any = 0
-    if (request := _serve(door)) is not None:
-        try:
+    try:
+        if (request := _serve(door)) is not None:
             _run(request)
-        except SystemExit as ended:
-            status = ended.code or 0
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        if isinstance(status, str):
-            sys.stderr.write(f"{status}\n")
-            status = 1
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+    except SystemExit as ended:
+        status = ended.code or 0
+    except BaseException as error:
+        traceback.print_exc()
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(status, str):
+        sys.stderr.write(f"{status}\n")
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if status == -signal.SIGINT:  # an interpreter ends by the signal, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)  # the frameworks' objects are not torn down: that takes half a second
 
 
@@ -145,11 +154,14 @@ def _run(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    how, what, *arguments = request["command"][1:]
+    how, what, *arguments = request["command"]
     if how == "-m":
         _use_own()
-    given = os.environ.get("PYTHONPATH", "")
-    sys.path[:] = ["" if how == "-c" else request["cwd"], *filter(None, given.split(os.pathsep)), *sys.path[1:]]
+    # Blocked until here: the interpreter's own work after a fork would swallow a KeyboardInterrupt.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    own = [] if request["isolated"] else ["" if how == "-c" else request["cwd"], *given]
+    sys.path[:] = [*own, *sys.path[1:]]
     if how == "-m":
         sys.argv[:] = [what, *arguments]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
@@ -194,7 +206,18 @@ def forking() -> Iterator[None]:
         subprocess.Popen._execute_child = _execute  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def not_forking() -> Iterator[None]:
+    """Start processes as ever for a block inside one that starts them by forks."""
+    subprocess.Popen._execute_child = _execute  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        _server().use()
+
+
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for each in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(each)
