@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("forked_starts")
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 PERF_ANALYZER = CLIENTS_PYTHON.parent.parent / "perf_analyzer" / "perf_analyzer"
+PROGRAMS = ("triton_side.py", "kserve_side.py")
 CHECKS = [
     (program, line.removeprefix("async ").removeprefix("def check_").partition("(")[0])
-    for program in ("triton_side.py", "kserve_side.py")
+    for program in PROGRAMS
     for line in (SUPPORT / program).read_text().splitlines()
     if line.startswith(("def check_", "async def check_"))
 ]
@@ -63,15 +65,29 @@ def asked_by_others(module_daemon: Serving, module_checkpoint: Callable[..., Pat
     endpoint.end()
 
 
+@pytest.fixture(scope="module")
+def others() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Programs with clients of others, which read checks and answer them."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    made = {each: subprocess.Popen([CLIENTS_PYTHON, SUPPORT / each], text=True, **pipes) for each in PROGRAMS}
+    yield made
+    for program in made.values():
+        program.communicate(timeout=60)
+
+
 @pytest.mark.clients
 @pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
 @pytest.mark.parametrize(("program", "check"), CHECKS)
-def test_a_client_by_others_works_as_it_is(asked_by_others: Endpoint, program: str, check: str) -> None:
+def test_a_client_by_others_works_as_it_is(
+    asked_by_others: Endpoint, others: dict[str, subprocess.Popen[str]], program: str, check: str
+) -> None:
     port = asked_by_others.grpc_port if check.startswith("grpc") else asked_by_others.port
-    done = subprocess.run(
-        [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.endswith("fine\n"), done.stderr
+    asked, answers = others[program].stdin, others[program].stdout
+    assert asked is not None
+    assert answers is not None
+    asked.write(f"{check} {port}\n")
+    asked.flush()
+    assert json.loads(answers.readline()) == ""
 
 
 def test_every_client_of_the_clients_environment_asks_the_endpoint_in_some_check() -> None:
