@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
-from trims_bench.child import ChildError
+from trims_bench.child import ChildError, end_by_signals
 from trims_bench.endpoint import EndpointError
+from trims_bench.evaluation.database.connection import check_installed
 from trims_bench.evaluation.stack import commit, stack
 from trims_bench.report import readable
 from trims_bench.repository import ClientsMissingError, MxnetMissingError
@@ -42,8 +43,10 @@ def main(options: argparse.Namespace) -> int:
         wanted = chosen(options.names)
     except ValueError as error:
         raise CallerError(str(error)) from error
+    check_installed()  # and not after minutes of measuring
     if options.out is not None:
         _make(options.out)
+    end_by_signals()
     with _work(options.work) as work:
         database = options.database or (
             "" if options.out is None else f"sqlite:///{options.out.absolute() / _DATABASE}"
@@ -87,10 +90,10 @@ def _take(name: str, part: Part, setup: Setup, out: Path | None) -> Figure | Non
         return None
     say(f"{name}: {'reached' if figure.reached else 'NOT reached'}, in {format_seconds(time.monotonic() - began)}")
     kept = record(figure, quick=setup.quick)
-    keep(kept, setup.database)
     if out is not None:
         path = out / f"{kept['date'][:10]}-{figure.name}.json"
         path.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+    keep(kept, setup.database)
     return figure
 
 

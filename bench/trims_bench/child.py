@@ -17,7 +17,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trims.process.python import run_module
 
@@ -69,6 +69,16 @@ def call(
         if line.startswith(_MARK):
             return json.loads(line.removeprefix(_MARK))
     raise ChildError(f"{name} ended with status {done.returncode}: {done.stderr.strip()[-_ERROR_TAIL:]}")
+
+
+def end_by_signals() -> None:
+    """Have SIGTERM and SIGHUP end this process as Ctrl-C would: daemons and folders of its blocks do not stay."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def end(process: subprocess.Popen[Any], grace_s: float) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trims.cli.output import console, note, say, table
 from trims.core.errors import TrimsError
 from trims.core.units import format_bytes, format_seconds
 from trims_bench import smaps
-from trims_bench.child import ChildError
+from trims_bench.child import ChildError, end_by_signals
 from trims_bench.daemon import DaemonProcess
 from trims_bench.endpoint import EndpointError, EndpointProcess
 from trims_bench.evaluation.stack import stack
@@ -139,8 +138,13 @@ class Demo:
     def _time(
         self, name: str, what: str, run: Callable[[], str], *, between: Callable[[], None] = lambda: None
     ) -> None:
-        """Take the median of several first answers, and show it beside the program alone."""
+        """Take the median of several first answers, and show it beside the program alone.
+
+        The first run of all is not counted: it pays for files that nobody has read yet, and the others would not.
+        """
         taken = []
+        if not self.figures:
+            run()
         for turn in range(self._repeat):
             with console().status(f"{what}, {turn + 1} of {self._repeat}"):
                 began = time.perf_counter()
@@ -161,8 +165,7 @@ def _title(text: str, what: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if all went well and all answers were equal."""
     options = _parser().parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    end_by_signals()
     try:
         return _demo(options)
     except (TrimsError, ChildError, EndpointError, OSError) as error:
@@ -202,11 +205,6 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trims-demo"
-
-
-def _leave(number: int, _frame: object) -> NoReturn:
-    """End as Ctrl-C would, cleaning up."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trims.process.packages import install_words
 from trims_bench.repository import MANIFESTS
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def published() -> Path:
     """Return the folder in which a Python package keeps all-MiniLM-L6-v2, found without importing it."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{_PACKAGE} is not installed; pip install 'trims[demo]'")
+        raise ModuleNotFoundError(f"{_PACKAGE} is not installed; {install_words('trims[demo]')}")
     return Path(spec.origin).parent / "model"
 
 

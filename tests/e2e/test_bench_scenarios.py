@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from looking import wait_until
 from trims_bench.bench import keep, record
 from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
 from trims_bench.scenarios import NAMES, chosen, parts, parts_of
 from trims_bench.scenarios.base import Setup
+from trims_bench.smaps import below
 
 from trims.cli.main import main
+from trims.process.python import run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
@@ -162,3 +167,21 @@ def test_an_open_says_whether_it_was_warm(daemon: Daemon, checkpoint: Callable[.
             assert first.warm is False
         with session.open_file(path) as second:
             assert second.warm is True
+
+
+def test_a_benchmark_that_is_ended_leaves_no_daemon(folder: Path) -> None:
+    command = run_module("trims.cli.main", "bench", "open", "--quick", "--repeat", "100000", "--work", folder / "work")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: any("serve" in words_of(pid) for pid in below(process.pid)), "it starts no daemon")
+    started = below(process.pid)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: not any(map(words_of, started)), "a process that it started goes on")
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []

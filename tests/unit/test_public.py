@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+from trims.process.packages import install_words
+
 #: Names whose packages the tests have.
 MODULES = ("cupy", "errors", "faas", "onnxruntime", "torch")
 
@@ -47,21 +49,21 @@ def test_the_module_for_mxnet_is_imported_in_its_own_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "lacks", "brings"),
     [
-        ("torch", "torch", "'trims[torch]'"),
-        ("onnxruntime", "onnxruntime", "'trims[onnxruntime]'"),
-        ("mxnet", "mxnet", "'trims[mxnet]'"),
+        ("torch", "torch", "trims[torch]"),
+        ("onnxruntime", "onnxruntime", "trims[onnxruntime]"),
+        ("mxnet", "mxnet", "trims[mxnet]"),
     ],
 )
 def test_a_framework_that_is_missing_is_named_with_its_extra(how: str, name: str, lacks: str, brings: str) -> None:
     done = program(f"import sys; sys.modules[{lacks!r}] = None\n{how.format(name)}")
-    message = f"ModuleNotFoundError: trims.{name} needs {lacks}, which is not installed here: pip install {brings}"
+    message = f"ModuleNotFoundError: trims.{name} needs {lacks}, which is not installed here: {install_words(brings)}"
     assert (done.stderr.splitlines()[-1], done.returncode) == (message, 1)
 
 
 @pytest.mark.parametrize("name", ["admin", "aadmin"])
 def test_a_client_for_operators_without_grpc_names_the_package_that_brings_it(name: str) -> None:
     done = program(f"import sys; sys.modules['grpc'] = None\nimport trims; trims.{name}()")
-    message = f"ModuleNotFoundError: trims.{name} needs grpc, which is not installed here: pip install trims"
+    message = f"ModuleNotFoundError: trims.{name} needs grpc, which is not installed here: {install_words('trims')}"
     assert (done.stderr.splitlines()[-1], done.returncode) == (message, 1)
 
 

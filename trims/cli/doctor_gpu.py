@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from trims.cli.finding import Finding
 from trims.core.errors import TrimsError
 from trims.core.units import format_bytes
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,7 +192,7 @@ def _software(facts: Facts) -> Iterator[Finding]:
     ):
         if package not in facts.packages:
             what = f"the GPU tier is off: the package {package} is not installed, which {why}"
-            yield Finding("bad", what, "pip install 'trims[gpu]'")
+            yield Finding("bad", what, install_words("trims[gpu]"))
     if (versions := facts.versions) is not None:
         yield Finding("ok", f"NVIDIA driver {versions.driver}, for CUDA up to {versions.cuda}")
         bindings = facts.packages.get("cuda-bindings", "")

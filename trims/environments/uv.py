@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ConfigError, NotSupportedError
 from trims.environments.interpreters import plain_environment
 from trims.environments.locks import Pin, parse_pins
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Uv:
                 raise ConfigError(f"--find-links {link} is not a folder")
         program = find_uv()
         if program is None:
-            raise NotSupportedError("there is no uv on the PATH nor beside trims; pip install 'trims[env]'")
+            raise NotSupportedError(f"there is no uv on the PATH nor beside trims; {install_words('trims[env]')}")
         self._program = program
         self._sources = [word for link in links for word in ("--find-links", str(link.absolute()))]
         self._sources += ["--no-index"] if offline else []

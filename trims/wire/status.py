@@ -76,4 +76,8 @@ def error_from(call: grpc.RpcError, address: str) -> TrimsError:
         return from_code(str(code), details)
     if call.code() is grpc.StatusCode.UNAVAILABLE:
         return DaemonAwayError(f"no daemon answers at {address}; start one with `trims serve`")
+    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return NotSupportedError(
+            f"the daemon at {address} is of another release and lacks this; restart it by this one"
+        )
     return from_code("internal", f"the call ended with {call.code().name}: {details}")

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from trims.core.errors import NotOfferedError
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Response
@@ -44,7 +45,9 @@ class NotInstalled:
         """Add the routes."""
 
         async def refuse() -> Response:
-            raise NotOfferedError(f"evaluations need the package that measures, {self._why}: pip install 'trims[eval]'")
+            raise NotOfferedError(
+                f"evaluations need the package that measures, {self._why}: {install_words('trims[eval]')}"
+            )
 
         for path in _PATHS:
             router.add_api_route(path, refuse, methods=_METHODS)

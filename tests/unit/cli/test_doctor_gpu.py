@@ -12,6 +12,7 @@ from trims.cli.doctor_gpu import Facts, Running, explain, look
 from trims.daemon.config import Config, build_config
 from trims.memory.cuda.api import Device
 from trims.memory.cuda.survey import Surveyed, Versions
+from trims.process.packages import install_words
 from trims.testing.fake_cuda import make_devices
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(package: str) 
     }
     fault = the_only_fault(replace(WELL, packages=packages, **without[package]))
     assert f"the package {package} is not installed" in fault.what
-    assert fault.advice == "pip install 'trims[gpu]'"
+    assert fault.advice == install_words("trims[gpu]")
 
 
 def test_without_cupy_the_wheel_for_the_drivers_cuda_is_named_and_it_is_only_a_note() -> None:

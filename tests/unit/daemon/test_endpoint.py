@@ -15,6 +15,7 @@ from trims.core.errors import ConfigError
 from trims.daemon import endpoint as module
 from trims.daemon.config import build_config
 from trims.daemon.endpoint import EndpointKeeper, endpoint_of
+from trims.process.packages import install_words
 from trims.process.python import run_module
 from trims.wire.endpoint_file import EndpointAddress, leave_address
 
@@ -135,12 +136,12 @@ def test_it_gets_the_daemons_folder_and_environments_and_its_own_flags(folder: P
 
 
 def test_a_package_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module._missing() == "" or "pip install 'trims[endpoint]'" in module._missing()
+    assert module._missing() == "" or install_words("trims[endpoint]") in module._missing()
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["pytest; extra == 'endpoint'"])
     assert module._missing() == ""
     stated = ["numpy>=1", "absent-a; extra == 'bench'", "absent-b>=2; extra == 'endpoint'"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: stated)
-    assert module._missing() == "it needs absent-b, which is not installed: pip install 'trims[endpoint]'"
+    assert module._missing() == f"it needs absent-b, which is not installed: {install_words('trims[endpoint]')}"
 
     def unknown(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)

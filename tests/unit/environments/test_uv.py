@@ -28,7 +28,7 @@ def test_the_uv_of_the_path_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_uv_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uv, "find_uv", lambda: None)
-    with pytest.raises(NotSupportedError, match=r"no uv on the PATH.*pip install 'trims\[env\]'"):
+    with pytest.raises(NotSupportedError, match=r"no uv on the PATH.*pip install .*\[env\]'"):
         Uv()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +20,28 @@ def test_where_pip_can_write_a_package_is_installed_by_pip(monkeypatch: pytest.M
     monkeypatch.setenv("TRIMS_IMAGE", "1")
     monkeypatch.setattr(packages.sysconfig, "get_path", lambda _: str(tmp_path))
     assert install_words("onnx") == "pip install onnx"
-    assert install_words("trims[steps]", sys.executable) == f"{sys.executable} -m pip install 'trims[steps]'"
+    assert install_words("onnx>=1", sys.executable) == f"{sys.executable} -m pip install 'onnx>=1'"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        (None, "pip install 'trims[steps]'"),
+        ({"url": "file:///src/trims", "dir_info": {}}, "pip install '/src/trims[steps]'"),
+        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "pip install -e '/a b[steps]'"),
+        ({"url": "file:///w/trims-1-py3-none-any.whl", "archive_info": {}},
+         "pip install '/w/trims-1-py3-none-any.whl[steps]'"),
+        ({"url": "https://h/trims.git", "vcs_info": {}}, "pip install 'trims[steps]'"),
+    ],
+)  # fmt: skip
+def test_an_extra_of_trims_comes_from_where_trims_was_installed_from(
+    monkeypatch: pytest.MonkeyPatch, recorded: dict[str, object] | None, words: str
+) -> None:
+    monkeypatch.delenv("TRIMS_IMAGE", raising=False)
+    monkeypatch.setattr(packages, "_OF_RUNTIMES", ())
+    text = None if recorded is None else json.dumps(recorded)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
+    assert install_words("trims[steps]") == words
 
 
 @pytest.mark.parametrize("marked_by", ["variable", "file"])

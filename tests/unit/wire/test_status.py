@@ -10,6 +10,7 @@ import pytest
 from trims.core.errors import (
     DaemonAwayError,
     InternalError,
+    NotSupportedError,
     TrimsError,
     error_classes,
     from_code,
@@ -94,6 +95,12 @@ def test_a_daemon_that_is_away_is_named_by_address_and_remedy() -> None:
     error = error_from(Call(grpc.StatusCode.UNAVAILABLE, "connection refused"), "/run/control.sock")
     assert isinstance(error, DaemonAwayError)
     assert "/run/control.sock; start one with `trims serve`" in str(error)
+
+
+def test_a_call_that_a_daemon_of_another_release_lacks_is_named_with_the_remedy() -> None:
+    error = error_from(Call(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "/run/control.sock")
+    assert isinstance(error, NotSupportedError)
+    assert "/run/control.sock is of another release" in str(error)
 
 
 def test_a_status_of_something_else_is_an_internal_error_that_says_it() -> None:

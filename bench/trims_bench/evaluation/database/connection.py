@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sqlite3
@@ -53,6 +54,16 @@ _ERRORS: tuple[tuple[tuple[str, ...], type[TrimsError], str, str], ...] = (
     (("55P03", "57014", "40P01"), InUseError, "is locked by another process", "try again"),
 )
 _REMEDY = "evaluations are then kept in a new one"
+
+
+def check_installed() -> None:
+    """Raise NotSupportedError without the package that evaluations are kept with. Imports nothing."""
+    try:
+        found = importlib.util.find_spec("sqlalchemy")
+    except ValueError:
+        found = None
+    if found is None:
+        raise NotSupportedError(f"evaluations are kept with SQLAlchemy; {install_words('trims[eval]')}")
 
 
 class Connector:

@@ -18,6 +18,7 @@ from trims_predictors.endpoint.http.openapi import LISTED_TRACES, MOST_LISTED_TR
 
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims.trace.levels import Level
+from trims_bench.evaluation.database.connection import check_installed
 from trims_bench.evaluation.records import new_id
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ class Evaluations:
         Raises:
             CallerError: The order has an unknown field, or one of a wrong type.
             BusyError: One is running.
+            NotSupportedError: The package that evaluations are kept with is not installed.
         """
+        check_installed()
         model, options, named, wanted = _words(order)
         if self._running is not None:
             raise BusyError(

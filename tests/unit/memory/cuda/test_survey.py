@@ -132,7 +132,7 @@ def test_the_library_is_ended_after_each_question_also_after_a_refusal(nvml: Cal
 def test_without_the_package_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     for question in (survey, survey_all, driver_versions):
-        with pytest.raises(NotSupportedError, match=r"nvidia-ml-py is not installed; pip install 'trims\[gpu\]'"):
+        with pytest.raises(NotSupportedError, match=r"nvidia-ml-py is not installed; pip install .*\[gpu\]'"):
             question()
 
 

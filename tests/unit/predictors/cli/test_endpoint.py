@@ -13,6 +13,7 @@ from trims_predictors.sandbox.sandbox import OWN_PROCESS, Isolation
 from trims.cli.main import build_parser, main
 from trims.core.errors import ConfigError
 from trims.daemon.config import build_config
+from trims.process.packages import install_words
 
 
 def settings(*arguments: str) -> object:
@@ -103,4 +104,4 @@ def test_an_endpoint_that_would_listen_openly_does_not_start(capsys: pytest.Capt
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert main(["endpoint"]) == 1
-    assert "pip install 'trims[endpoint]'" in capsys.readouterr().err
+    assert install_words("trims[endpoint]") in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import event
 from trims_bench.evaluation.database import connection
+from trims_bench.evaluation.database.connection import check_installed
 from trims_bench.evaluation.database.evaluations import Evaluations
 from trims_bench.evaluation.records import Order, Sample, Taken
 
@@ -172,5 +173,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.
     with pytest.raises(NotSupportedError):
         Evaluations("postgresql://u@h/x", patience_s=0)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(NotSupportedError):
+        check_installed()
     with pytest.raises(NotSupportedError):
         Evaluations(f"sqlite:///{tmp_path / 'x.db'}")
