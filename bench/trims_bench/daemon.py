@@ -200,8 +200,11 @@ class DaemonProcess:
         """Ask, then insist; then remove whatever a daemon that had to be killed left."""
         process = self._process
         if process is not None and process.poll() is None:
-            with contextlib.suppress(TrimsError), self.door() as door:
-                door.shutdown(purge=True)
+            try:
+                with self.door() as door:
+                    door.shutdown(purge=True)
+            except TrimsError:  # it does not answer yet, or any more
+                process.terminate()
             _await_end(process)
         # Never started: its folder, and so the names, may be another daemon's.
         if process is not None and self._served and process.returncode != 0:
