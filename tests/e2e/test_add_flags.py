@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 HANDLERS = f"{SUPPORT}/own_handlers.py"
 #: All flags with numbers, and the fields that `trims show` has then.
 NUMBERS = {

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     #: Headers and body of an event -> what the handler saw, and headers of the answer.
     Send = Callable[[dict[str, str], bytes], tuple[str, dict[str, str]]]
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 HANDLERS = f"{SUPPORT}/own_handlers.py"
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/orders", "type": "com.example.made", "subject": "caf\u00e9"}
 #: Members of an event in structured mode, and the body that it has in binary mode.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 FIRST, SECOND, BLUE, RED = (f"the long token, {name} of them all" for name in ("first", "second", "blue", "red"))
 
 

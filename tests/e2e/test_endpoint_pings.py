@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 PINGS = [
     ("grpc.keepalive_time_ms", 200),
     ("grpc.keepalive_timeout_ms", 100_000),

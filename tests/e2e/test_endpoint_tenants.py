@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 OPERATOR, BLUE, RED = (f"the long token of {name}" for name in ("the operator", "blue", "red"))
 TENANTS = f"""
 blue:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("forked_starts")]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 SYMBOL = {
     "nodes": [

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 PATH = "/v1/evaluations"
 SMALL = {"model": "m", "from": ["cpu"], "how": ["template", "hot"], "repeat": 2}
 

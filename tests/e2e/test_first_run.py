@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Command = Callable[..., tuple[int, str, str]]
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
+
 
 @pytest.fixture
 def trims(daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:

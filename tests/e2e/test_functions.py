@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from serving import Serving
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 HANDLERS = f"{SUPPORT}/own_handlers.py"
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 EVENT = {"ce-id": "1", "ce-source": "/orders", "ce-type": "com.example.made", "ce-specversion": "1.0"}

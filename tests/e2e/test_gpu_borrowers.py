@@ -21,6 +21,7 @@ from trims.testing import torch_modules
 from trims.testing.fake_cuda import FakeCuda, lose_device
 from trims.testing.in_place import reads_in_place
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 torch = pytest.importorskip("torch")
 onnxruntime = pytest.importorskip("onnxruntime")
 

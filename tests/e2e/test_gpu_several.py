@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 FIRST, SECOND = Place.parse("gpu:0"), Place.parse("gpu:1")
 #: A device has room for one model of this size, and not for two.
 LARGE = 120 << 20

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
+
 
 @pytest.fixture(params=["vmm", "ipc"])
 def gpu_daemon(request: pytest.FixtureRequest, serve_gpu: Callable[..., Daemon]) -> Daemon:
@@ -83,6 +85,7 @@ with trims.connect(sys.argv[1]) as session:
 """
 
 
+@pytest.mark.usefixtures("own_starts")
 def test_an_open_on_a_device_imports_a_handful_of_modules_and_no_package(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:

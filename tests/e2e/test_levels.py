@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 
 
@@ -176,6 +177,7 @@ def test_nodes_of_mxnet_are_parts_of_the_run(daemon: Daemon, folder: Path, capsy
     assert not noted
 
 
+@pytest.mark.usefixtures("own_starts")
 def test_a_function_without_a_framework_says_that_it_has_no_layers(
     daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_profiler_that_does_not_start_is_said_and_the_request_answered(
     assert "the profiler did not start: OSError: it is busy" in noted
 
 
+@pytest.mark.usefixtures("own_starts")
 def test_an_evaluation_of_a_function_says_that_it_has_no_layers(
     daemon: Daemon, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

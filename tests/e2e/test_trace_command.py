@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
 
 

@@ -6,11 +6,13 @@ import json
 import os
 import socket
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from endpoints import Endpoint
 from fleets import register
+from looking import wait_until
 
 from trims.control import admin
 from trims.trace.reader import read_traces
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "mine=1"}
 INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
@@ -65,9 +68,9 @@ def start(
             each.end()
 
 
-def ask(endpoint: Endpoint, headers: Mapping[str, str], model: str = "m") -> Any:
+def ask(endpoint: Endpoint, headers: Mapping[str, str], model: str = "m", x: float = 1.5) -> Any:
     """One request over HTTP with headers: its answer."""
-    body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
+    body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [x]}]}
     url = f"http://127.0.0.1:{endpoint.port}/v2/models/{model}/infer"
     request = urllib.request.Request(url, json.dumps(body).encode(), dict(headers))
     with urllib.request.urlopen(request, timeout=120) as answer:
@@ -194,8 +197,6 @@ def test_a_request_without_a_context_begins_a_trace(
     start: Callable[..., Endpoint], collector: Collector, context: dict[str, str]
 ) -> None:
     ask(start(collector.url), context)
-    from looking import wait_until
-
     wait_until(lambda: any(span.name == ROUTE for span in collector.spans), "the span was sent")
     (server,) = (span for span in collector.spans if span.name == ROUTE)
     assert server.parent == ""
@@ -211,6 +212,104 @@ def test_a_client_that_is_not_sampled_gets_an_answer_and_no_spans(
     assert told.endswith("-00")
     assert endpoint.end() == 0
     assert collector.spans == []
+
+
+@pytest.mark.parametrize("flags", ["00", "01", "02", "03"])
+def test_the_predictor_s_code_finds_the_caller_s_state_and_flags(
+    start: Callable[..., Endpoint], collector: Collector, flags: str
+) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{flags}", "tracestate": "trims=1,foo=bar"}
+    told = [output["data"][0] for output in ask(start(collector.url), headers, "tell_context")["outputs"]]
+    assert (told[0][:36], told[0][-3:], told[1]) == (f"00-{TRACE}-", f"-{flags}", "trims=1,foo=bar")
+
+
+def test_a_request_at_the_level_application_is_one_span_in_files_and_whole_at_a_collector(
+    start: Callable[..., Endpoint], collector: Collector, daemon: Daemon
+) -> None:
+    endpoint = start(collector.url)
+    ask(endpoint, {})
+    ask(endpoint, {**CONTEXT, "tracestate": "trims=application"})
+    check_tree(collector.trace(TRACE, ROUTE), ROUTE, set())
+    assert endpoint.end() == 0
+    (trace,) = read_traces(daemon.config.state_dir / "trace")
+    assert [each.name for each in trace.spans] == [ROUTE]
+
+
+def test_a_batch_that_fails_is_a_run_with_the_error_and_the_runs_after_it_are_others(
+    start: Callable[..., Endpoint], collector: Collector, checkpoint: Callable[..., Path], daemon: Daemon
+) -> None:
+    batched = {"call": "own_predictors:Picky", "max_batch_size": 4, "batch_delay_s": 60.0}
+    register(daemon, checkpoint, name="picky", predictor=batched, **INPUTS)
+    endpoint = start(collector.url)
+    ask(endpoint, {})
+    traces = {f"{number:032x}": x for number, x in enumerate((1.0, -1.0, 2.0, 3.0), 1)}
+
+    def answer(trace: str) -> int:
+        context = {"traceparent": f"00-{trace}-{PARENT}-01", "tracestate": "trims=1"}
+        try:
+            return len(ask(endpoint, context, "picky", traces[trace])["outputs"])
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answer, traces)) == [1, 400, 1, 1]
+    assert endpoint.end() == 0
+    runs = [each for each in collector.spans if each.name == "run" and each.trace in traces]
+    together, alone = ([each for each in runs if each.attributes["batch_size"] == size] for size in (4, 1))
+    assert {each.trace for each in together} == {each.trace for each in alone} == traces.keys()
+    assert [(each.status, each.attributes["error.type"]) for each in together] == [(ERROR, "bad_request")] * 4
+    assert {each.trace for each in alone if "error.type" in each.attributes} == {f"{2:032x}"}
+    assert max(each.end_ns for each in together) <= min(each.begin_ns for each in alone)
+    written = [each for trace in read_traces(daemon.config.state_dir / "trace") for each in trace.spans]
+    errors = {each.span_id: each.attributes.get("error.type") for each in written if each.name == "run"}
+    assert errors == {each.own: each.attributes.get("error.type") for each in runs}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_whose_client_leaves_is_marked_in_files_and_at_a_collector(
+    start: Callable[..., Endpoint], collector: Collector, checkpoint: Callable[..., Path], daemon: Daemon, protocol: str
+) -> None:
+    register(daemon, checkpoint, name="slow", predictor={"call": "own_predictors:Slow"}, **INPUTS)
+    endpoint = start(collector.url)
+    ask(endpoint, {})
+    context = {**CONTEXT, "tracestate": "trims=1"}
+    leave, name = (_over_http if protocol == "http" else _over_grpc)(endpoint, context)
+    wait_until(lambda: endpoint.metrics().get('trims_predictors{model="slow",state="busy"}') == 1, "it runs")
+    leave()
+    sent = collector.trace(TRACE, name)
+    endpoint.end()
+    (trace,) = read_traces(daemon.config.state_dir / "trace")
+    written = {each.name: each for each in trace.spans}
+    for each in (name, "run"):
+        assert written[each].is_finished
+        assert written[each].attributes["error.type"] == sent[each].attributes["error.type"] == "CancelledError"
+    status = ("http.response.status_code", 499) if protocol == "http" else ("rpc.grpc.status_code", 1)
+    assert status in sent[name].attributes.items()
+    assert sent[name].status == 0, "the server is not to blame"
+
+
+def _over_http(endpoint: Endpoint, context: Mapping[str, str]) -> tuple[Callable[[], object], str]:
+    """Ask for what takes long; return what hangs up, and the name of the request's span."""
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [30.0]}]})
+    head = ["POST /v2/models/slow/infer HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
+    sock = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
+    sock.sendall("\r\n".join([*head, *map(": ".join, context.items()), "", body]).encode())
+    return sock.close, ROUTE
+
+
+def _over_grpc(endpoint: Endpoint, context: Mapping[str, str]) -> tuple[Callable[[], object], str]:
+    """Ask for what takes long; return what hangs up, and the name of the request's span."""
+    import grpc
+    from trims_predictors.endpoint.grpc import inference_pb2 as pb
+    from trims_predictors.endpoint.grpc import inference_pb2_grpc
+
+    request = pb.ModelInferRequest(model_name="slow")
+    request.inputs.add(name="x", datatype="FP64", shape=[1]).contents.fp64_contents.append(30.0)
+    channel = grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}")
+    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+    asking = stub.ModelInfer.future(request, metadata=tuple(context.items()))
+    return lambda: (asking.cancel(), channel.close()), "inference.GRPCInferenceService/ModelInfer"
 
 
 def test_the_last_spans_are_sent_when_the_endpoint_ends(start: Callable[..., Endpoint], collector: Collector) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 _MEMORY = 256 << 20
 _OF_PREDICTOR = "it may take 256.0 MiB of memory of its own: raise --predictor-memory"
 _OF_KERNEL = "it was ended by SIGKILL (by the kernel for lack of memory, or by another process"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
+
 
 def segments(folder: Path) -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(shm_prefix(folder / "state"))}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-
+pytestmark = pytest.mark.usefixtures("forked_starts")
 raw = pytest.fixture(raws)
 
 

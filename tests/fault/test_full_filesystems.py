@@ -21,7 +21,7 @@ from repository import SUPPORT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.mounts
+pytestmark = [pytest.mark.mounts, pytest.mark.usefixtures("forked_starts")]
 SCRIPT = SUPPORT / "full_machine.py"
 
 

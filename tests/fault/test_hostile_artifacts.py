@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
+
 
 def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()

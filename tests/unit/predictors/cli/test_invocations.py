@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 HANDLERS = f"{SUPPORT}/own_handlers.py"
 STARTS = {"process_s", "connect_s", "open_s", "import_s", "load_s", "handler_s", "other_s"}
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
+
 
 class Switch:
     """A model whose predictors load as this says; see `own_predictors.Switched`."""
