@@ -17,7 +17,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trims.process.python import run_module
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _ERROR_TAIL = 3000
 _MARK = "result "
 _END_S = 30.0
+#: Signals that wait, behind a 0; empty outside of all blocks.
+_held: list[int] = []
 
 
 class ChildError(Exception):
@@ -77,8 +79,23 @@ def end_by_signals() -> None:
         signal.signal(number, _leave)
 
 
-def _leave(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Have those signals wait for the end of the block: a process that is just being started is nobody's to end yet."""
+    _held.append(0)
+    try:
+        yield
+    finally:
+        number = max(_held)
+        _held.clear()
+    if number:
+        raise SystemExit(128 + number)
+
+
+def _leave(number: int, _frame: object) -> None:
+    if not _held:
+        raise SystemExit(128 + number)
+    _held.append(number)
 
 
 def end(process: subprocess.Popen[Any], grace_s: float) -> None:

@@ -19,6 +19,7 @@ from trims.daemon.main import shm_prefix
 from trims.memory import shm
 from trims.process.python import run_module
 from trims.wire.address import ATTACH_SOCKET
+from trims_bench.child import signals_wait
 from trims_bench.raw import RawClient
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class DaemonProcess:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         command = run_module(*self._program, "--runtime-dir", str(self.runtime_dir), "serve")
         command += ["--state-dir", str(self.state_dir), "--log-level=warning", "--endpoint=no", *flags]
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, signals_wait():
             self.began_ns = time.monotonic_ns()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
