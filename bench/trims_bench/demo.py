@@ -138,7 +138,7 @@ class Demo:
     def _time(
         self, name: str, what: str, run: Callable[[], str], *, between: Callable[[], None] = lambda: None
     ) -> None:
-        """Take the median of several first answers, and show it beside the program alone.
+        """Run `run` several times; print the median time to its answer, and how much sooner that is than alone.
 
         The first run of all is not counted: it pays for files that nobody has read yet, and the others would not.
         """

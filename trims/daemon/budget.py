@@ -31,7 +31,7 @@ class Budget:
 
 
 def budget(max_sessions: int) -> Budget:
-    """Divide what the process's limit allows, half for sessions (at most `max_sessions`), the rest for images."""
+    """Divide the limit of open files: half for sessions, at most `max_sessions`, and the rest for images."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     shared = max(2 * _LEAST, limit - RESERVED)
     sessions = min(max_sessions, max(_LEAST, shared // 2))

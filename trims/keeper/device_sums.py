@@ -73,7 +73,7 @@ class DeviceSums:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Return the ways that work here. Raises NotSupportedError if there is none."""
+        """Return the checksum methods that this device supports. Raises NotSupportedError if there is none."""
         return tuple(self._working())
 
     def distrust(self, way: str) -> None:

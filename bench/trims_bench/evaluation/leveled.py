@@ -204,7 +204,7 @@ def _row(span: Record, children: Mapping[str, Sequence[Record]]) -> _Row:
 
 
 def _outermost(run: Record, children: Mapping[str, Sequence[Record]]) -> Iterator[Record]:
-    """Operators that are in no other operator, and kernels: what `accounted` is a part of."""
+    """Yield kernels, and operators that are in no other operator: the whole that `accounted` is a share of."""
     waiting = [(each, False) for each in children.get(run.span_id, ())]
     while waiting:
         span, is_inside = waiting.pop()

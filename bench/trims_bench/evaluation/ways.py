@@ -71,7 +71,7 @@ class Starter:
         self._is_taught = False
 
     async def prepare(self, way: str, batch: int = 1) -> None:
-        """Have ready what a sample in this way does not count: a template, or a predictor that has answered."""
+        """Start, untimed, what a way presupposes: a template, or a predictor that has answered once."""
         await self.close()
         if way == ALONE:
             why = why_not_alone(self._deployment.call, self._deployment.how, str(self._artifact["format"]))

@@ -75,7 +75,7 @@ class _Reports:
         self._send = send
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Report a test once when a phase of it ends, and a failure at its beginning or end besides."""
+        """Report each test once, with the outcome of its call; report failures of its set-up and tear-down, too."""
         if report.when == "call" or not report.passed:
             self._report(report, report.duration)
 

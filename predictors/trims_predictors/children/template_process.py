@@ -261,7 +261,7 @@ class Template:
         loop.add_reader(pidfd, ended)
 
     def _kill(self) -> None:
-        """End the template's process and no other: the end of the program round it would end all of its predictors."""
+        """Kill the template alone. The end of the sandbox program round it would kill all predictors forked from it."""
         if self._pidfd < 0:
             self._child.lifeline.close()  # it has not begun, so it has none
             self._child.kill()

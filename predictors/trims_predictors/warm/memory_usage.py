@@ -24,7 +24,7 @@ class Footprint:
     """Memory of one process.
 
     Attributes:
-        share_bytes: Part of the anonymous pages that it has.
+        share_bytes: Proportional share of its anonymous pages (PSS).
         own_bytes: What its end surely gives back: pages that no other process has.
     """
 

@@ -18,7 +18,7 @@ REFUSED = 3
 
 
 def main() -> int:
-    """Run the command. Returns its exit status."""
+    """Run the `trims` command in `sys.argv` for the endpoint, and return its exit status."""
     depend_on(int(sys.argv[1]))
     options = build_parser(sys.argv[2]).parse_args(sys.argv[2:])
     try:

@@ -20,7 +20,7 @@ _PORTS = {b"http": b"80", b"https": b"443"}
 
 
 class RefusedHeadError(Exception):
-    """A head is refused. Not of trims's tree: it never crosses a door.
+    """The head of an HTTP request is refused. No TrimsError: it never leaves this package.
 
     Attributes:
         status: Code and phrase of the answer.

@@ -72,7 +72,7 @@ def write(head: Head, data: memoryview) -> Done:
 
 
 def count(head: Head, data: memoryview) -> Done:
-    """Nothing, if tensors have the elements that their shapes say."""
+    """Check that each tensor has as many elements as its shape says. Return an empty result."""
     for tensor in _tensors(head, data):
         tensor.check()
     return {}, iter(())
