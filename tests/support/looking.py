@@ -28,11 +28,12 @@ WAIT_S = 120.0
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Wait for what another thread or process does."""
-    until = time.monotonic() + WAIT_S
+    """Wait for what another thread or process does; looks in longer steps the longer it takes, as a look costs it."""
+    begun = time.monotonic()
     while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.002)
+        waited_s = time.monotonic() - begun
+        assert waited_s < WAIT_S, what
+        time.sleep(min(0.002 + waited_s / 20, 0.02))
 
 
 def rested(path: Path) -> Path:
