@@ -61,9 +61,10 @@ def test_a_load_on_a_running_endpoint_brings_its_token(
         load = model, "--scenario", "poisson", "--rate", "50", "--requests", "40", "--endpoint", url
         found = run(daemon, capsys, *load, "--token-file", str(token), "--input", "[1.5, 2.5]")
         assert (found.answered, found.errors) == (40, {})
-        assert main(["eval", *load]) == 1
+        runtime_dir = ("--runtime-dir", str(daemon.config.runtime_dir))
+        assert main([*runtime_dir, "eval", *load]) == 1
         assert "--token-file" in capsys.readouterr().err
-        assert main(["eval", "no-such", *load[1:], "--token-file", str(token)]) == 1
+        assert main([*runtime_dir, "eval", "no-such", *load[1:], "--token-file", str(token)]) == 1
         assert "no-such" in capsys.readouterr().err
     finally:
         assert endpoint.end() == 0
