@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collectors import Collector, Span
 
     from trims.daemon.main import Daemon
+    from trims.trace.reader import Record
 
 pytestmark = pytest.mark.usefixtures("forked_starts")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -223,13 +225,13 @@ def test_the_predictor_s_code_finds_the_caller_s_state_and_flags(
     assert (told[0][:36], told[0][-3:], told[1]) == (f"00-{TRACE}-", f"-{flags}", "trims=1,foo=bar")
 
 
-def test_a_request_at_the_level_application_is_one_span_in_files_and_whole_at_a_collector(
+def test_the_level_application_is_one_span_in_files_and_a_collector_has_all(
     start: Callable[..., Endpoint], collector: Collector, daemon: Daemon
 ) -> None:
     endpoint = start(collector.url)
-    ask(endpoint, {})
+    ask(endpoint, {}, "tell_context")
     ask(endpoint, {**CONTEXT, "tracestate": "trims=application"})
-    check_tree(collector.trace(TRACE, ROUTE), ROUTE, set())
+    check_tree(collector.trace(TRACE, ROUTE), ROUTE, START)
     assert endpoint.end() == 0
     (trace,) = read_traces(daemon.config.state_dir / "trace")
     assert [each.name for each in trace.spans] == [ROUTE]
@@ -278,12 +280,15 @@ def test_a_request_whose_client_leaves_is_marked_in_files_and_at_a_collector(
     wait_until(lambda: endpoint.metrics().get('trims_predictors{model="slow",state="busy"}') == 1, "it runs")
     leave()
     sent = collector.trace(TRACE, name)
-    endpoint.end()
-    (trace,) = read_traces(daemon.config.state_dir / "trace")
-    written = {each.name: each for each in trace.spans}
+
+    def written() -> Mapping[str, Record]:
+        spans = [each for trace in read_traces(daemon.config.state_dir / "trace") for each in trace.spans]
+        return {each.name: each for each in spans if each.is_finished}
+
+    wait_until(lambda: {name, "run"} <= written().keys(), "both spans are in files")
+    endpoint.end(signal.SIGKILL)
     for each in (name, "run"):
-        assert written[each].is_finished
-        assert written[each].attributes["error.type"] == sent[each].attributes["error.type"] == "CancelledError"
+        assert written()[each].attributes["error.type"] == sent[each].attributes["error.type"] == "CancelledError"
     status = ("http.response.status_code", 499) if protocol == "http" else ("rpc.grpc.status_code", 1)
     assert status in sent[name].attributes.items()
     assert sent[name].status == 0, "the server is not to blame"

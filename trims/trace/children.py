@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trims.trace.context import SpanContext, current
+from trims.trace.levels import Level
 from trims.trace.spans import Within, collect, deepest, is_on, recorder
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def take_spans(answer: dict[str, Any], pid: int, role: str) -> None:
     if rows is not None:
         ours.adopt(rows, pid, role)
     context = current.get()
-    if begins is not None and context is not None:
+    if begins is not None and context is not None and deepest() >= Level.MODEL:
         ours.adopt_stages(context, answer.get("stages"), begins, pid, role)
 
 

@@ -16,7 +16,8 @@ VARIABLE = "TRACEPARENT"
 #: Letters of the parts: version, trace, span and flags; a later version may have more parts.
 _LENGTHS = [2, 32, 16, 2]
 _DIGITS = frozenset("0123456789abcdef")
-_SAMPLED = 1
+#: Flag of a `traceparent`: the trace is recorded.
+SAMPLED = 1
 _MOST_ID = (1 << 64) - 1
 
 
@@ -69,7 +70,7 @@ def new_context(parent: SpanContext | None) -> SpanContext:
 def parse_context(text: object) -> SpanContext | None:
     """Return the context in a `traceparent`; None if it is none, or says that the trace is not recorded."""
     found = _fields(text)
-    return None if found is None or not int(found[2], 16) & _SAMPLED else SpanContext(found[0], found[1])
+    return None if found is None or not int(found[2], 16) & SAMPLED else SpanContext(found[0], found[1])
 
 
 def trace_of(text: object) -> str:

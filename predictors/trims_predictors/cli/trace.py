@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ _INPUT = "inputs as for trims run: a request is traced; without any, an open of 
 _WRITTEN_S = 3.0
 #: Columns of names, at least and at most: layers lie deep in the tree, and longer ones move their line.
 _NAME_COLUMNS, _MOST_NAME_COLUMNS = 44, 80
+#: Characters of a line that are printed at least: what a failure says may be thousands.
+_MOST_COLUMNS = 200
 #: Attributes of a request that the tree leaves out: what the caller knows, and what its stages show.
 _NOT_SHOWN = ("http.", "rpc.", "url.", "network.", "server.", "client.", "user_agent.", "exception.", "trims.load_")
 
@@ -230,13 +233,15 @@ def show(trace: Trace, least_s: float, *, as_json: bool) -> None:
         say_json({**summarize(trace.spans)[trace.trace_id].as_json(), "lines": [_as_json(each) for each in found]})
         return
     say(f"trace {trace.trace_id}")
+    most = max(_MOST_COLUMNS, shutil.get_terminal_size().columns)
     longest = max((2 * line.depth + len(line.name) for line in found), default=0)
     columns = max(_NAME_COLUMNS, min(longest, _MOST_NAME_COLUMNS))
     for line in found:
         name = "  " * line.depth + line.name
         took = "unfinished" if line.seconds is None else _time(line.seconds)
         share = "" if line.share is None else f"{line.share:7.1%}"
-        say(f"{name:{columns}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip())
+        text = f"{name:{columns}} {line.role:10} {took:>12} {share}  {_attributes(line)}".rstrip().replace("\n", " ")
+        say(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
 def _as_json(line: Line) -> dict[str, Any]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response
-
-from trims_predictors.endpoint.observe.outcomes import GONE
+from starlette.requests import ClientDisconnect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.types import Receive
 
 
 async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
-    """Await the work, and cancel it if the client hangs up. The body of the request must have been read."""
+    """Await the work, and cancel it if the client hangs up. The body of the request must have been read.
+
+    Raises ClientDisconnect if it does.
+    """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(hang_up(request.receive))
     try:
@@ -26,7 +28,7 @@ async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
             return working.result()
         working.cancel()
         await asyncio.wait((working,))
-        return Response(status_code=GONE)
+        raise ClientDisconnect
     finally:
         gone.cancel()
         working.cancel()

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from trims_predictors.pool.events import Job
     from trims_predictors.tensors import Tensor
 
+    #: Context of a run's span, what the predictor's code finds of it, and what ends it with an error.
+    BegunRun = tuple[SpanContext | None, Mapping[str, str] | None, Callable[[BaseException], None]]
     #: Begins the span of a run, by when its request came and how many requests are in it (`RequestSpan.begin_run`).
-    BeginRun = Callable[[float, int], tuple[SpanContext | None, Mapping[str, str] | None]]
+    BeginRun = Callable[[float, int], BegunRun]
 
 
 _log = logging.getLogger(__name__)
@@ -164,7 +166,8 @@ class Runs:
         deadline_s = deployment.run_deadline_s
         threads = running.threads = deployment.threads_of(len(self._computing))
         runs = [each.begin_run(each.began_s, len(jobs)) for each in requests if each.begin_run is not None]
-        context = runs[0][1] if runs else None
+        recorded = next((own for own, *_ in runs if own is not None), None) if runs else None
+        context = next((headers for _, headers, _ in runs if headers), None) if runs else None
         wanted = list(requests[0].wanted)  # as of all: others do not run together
         on_part = requests[0].on_part
         message = {
@@ -172,21 +175,22 @@ class Runs:
             **({"stream": True} if on_part is not None else {}), **({"context": dict(context)} if context else {}),
         }  # fmt: skip
         field = "`deadline_s` in the `predictor` of its manifest"
-        with (
-            Within(next((run for run, _ in runs if run is not None), None)),
-            naming(
-                deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
-            ),
-        ):
-            answer = await running.process.ask(
-                message,
-                deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
-                tensors=join([request.tensors for request in requests]),
-                on_part=on_part,
-            )
-        stated = [each for each in deployment.outputs if not wanted or each.name in wanted]
-        check_outputs(answer["outputs"], stated, deployment.model)
-        outputs = split(answer["outputs"], [job.rows for job in jobs])
+        remedy = f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
+        try:
+            with Within(recorded), naming(deployment, remedy):
+                answer = await running.process.ask(
+                    message,
+                    deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
+                    tensors=join([request.tensors for request in requests]),
+                    on_part=on_part,
+                )
+            stated = [each for each in deployment.outputs if not wanted or each.name in wanted]
+            check_outputs(answer["outputs"], stated, deployment.model)
+            outputs = split(answer["outputs"], [job.rows for job in jobs])
+        except BaseException as error:  # now: each request may wait for a run of its own, which takes longer
+            for _, _, fail in runs:
+                fail(error)
+            raise
         run_s = time.perf_counter() - began
         self._ran(deployment, answer, run_s)
         self._saw(deployment, requests[0].tensors, [] if wanted else answer["outputs"])

@@ -10,6 +10,7 @@ import pytest
 from trims.trace import spans
 from trims.trace.children import BEGINS, IN_FILE, Reporter, apart, ask_for_spans, take_spans, take_spans_in_file
 from trims.trace.context import current
+from trims.trace.levels import Level
 from trims.trace.reader import read_traces
 from trims.trace.spans import span
 
@@ -70,6 +71,15 @@ def test_stages_of_an_answer_are_spans_of_its_child(tmp_path: Path) -> None:
     assert (found.parent_id, found.process.pid, found.start_ns) == (asking.context.span_id, 7, 5)
     take_spans(answer := {BEGINS: [5]}, 7, "child")
     assert answer == {}
+
+
+def test_stages_are_left_out_where_only_requests_are_recorded(tmp_path: Path) -> None:
+    spans.configure(tmp_path, "parent", level=Level.APPLICATION, everything=True)
+    with span("ask", Level.APPLICATION):
+        take_spans({"stages": {"fork_s": 1.0}, BEGINS: [5]}, 7, "child")
+    spans.stop()
+    (trace,) = read_traces(tmp_path)
+    assert [each.name for each in trace.spans] == ["ask"]
 
 
 def test_where_nothing_is_recorded_messages_stay_as_they_are() -> None:

@@ -41,6 +41,8 @@ _BATCH = 512
 #: Seconds to send what is left when a process ends, and between two log lines about a collector that takes nothing.
 _FLUSH_S, _QUIET_S = 5.0, 60.0
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+#: W3C's flag of a trace whose id was drawn at random, and what later versions of the SDK have to ask for that.
+_RANDOM, _ASKS_RANDOM = 2, "is_trace_id_random"
 #: Attributes that only a server's span of a request has.
 _OF_REQUESTS = frozenset(("http.request.method", "rpc.system"))
 _W3C = TraceContextTextMapPropagator()
@@ -71,22 +73,23 @@ class Exporter:
         self._sender = OTLPSpanExporter()
         self._queue = BatchSpanProcessor(self)
         provider = TracerProvider(shutdown_on_exit=False)
-        self._sampler, self._new_trace = provider.sampler, provider.id_generator.generate_trace_id
+        self._sampler, self._ids = provider.sampler, provider.id_generator
         self._complaints = Complaints()
 
-    def sample(self, carrier: Mapping[str, str]) -> tuple[context.SpanContext, str, bool]:
-        """Return what a request is a part of, its `tracestate`, and whether its spans are to be exported.
+    def sample(self, carrier: Mapping[str, str]) -> tuple[context.SpanContext, str, int]:
+        """Return what a request is a part of, its `tracestate`, and its flags: whether its spans are to be exported.
 
         Args:
             carrier: The caller's context, in W3C's headers. Without one the request begins a trace.
         """
         found = _W3C.extract(carrier, Context())
         parent = get_current_span(found).get_span_context()
-        trace_id = parent.trace_id or self._new_trace()
+        trace_id = parent.trace_id or self._ids.generate_trace_id()
         decided = self._sampler.should_sample(found, trace_id, "request", SpanKind.SERVER)
         state = "" if decided.trace_state is None else decided.trace_state.to_header()
         span_id = f"{parent.span_id:016x}" if parent.is_valid else ""
-        return context.SpanContext(f"{trace_id:032x}", span_id), state, decided.decision.is_sampled()
+        drawn = parent.trace_flags & _RANDOM if parent.is_valid else _RANDOM * getattr(self._ids, _ASKS_RANDOM, bool)()
+        return context.SpanContext(f"{trace_id:032x}", span_id), state, drawn | decided.decision.is_sampled()
 
     def offer(self, span: Span, state: str) -> None:
         """Send a span that has ended, sooner or later. Never blocks."""
@@ -128,7 +131,7 @@ class Complaints(logging.Handler):
         """Pass a line on, without its traceback."""
         if not self.are_recent():
             self._logged_s = self._clock()
-            _log.warning("traces: %s (told once a minute)", record.getMessage())
+            _log.warning("traces: %s (logged once a minute)", record.getMessage())
 
     def are_recent(self) -> bool:
         """Return whether there was one within the last minute."""

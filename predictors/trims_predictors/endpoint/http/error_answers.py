@@ -70,7 +70,7 @@ async def _too_large(request: Request, error: Exception) -> Response:
 
 
 async def _gone(_: Request, error: Exception) -> Response:
-    """The client has hung up before its request was whole: no answer is read."""
+    """The client has hung up: no answer is read."""
     del error
     return Response(status_code=GONE)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trims_predictors.endpoint.disconnects import hang_up, unless_gone
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
@@ -34,14 +35,15 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         del scope
-        with self._lasting:
+        with contextlib.suppress(ClientDisconnect), self._lasting:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             sending = asyncio.ensure_future(self._send(send))
             gone = asyncio.ensure_future(hang_up(receive))
             try:
                 await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
+                if not sending.done():
+                    raise ClientDisconnect
+                sending.result()
             finally:
                 for task in (sending, gone):
                     task.cancel()

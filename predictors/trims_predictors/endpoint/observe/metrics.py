@@ -109,7 +109,7 @@ class Metrics:
         except TrimsError as error:
             code = error.code
             raise
-        except ClientDisconnect:  # before its request was whole
+        except ClientDisconnect:
             code = CANCELLED
             raise
         except TooLargeBodyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -61,4 +62,6 @@ def grpc_outcome(error: BaseException | None, code_of: Callable[[TrimsError], gr
 
 
 def _type_of(error: BaseException) -> str:
+    if isinstance(error, ClientDisconnect):  # as gRPC has it, whose server cancels such a request
+        return CancelledError.__name__
     return error.code if isinstance(error, TrimsError) else type(error).__name__

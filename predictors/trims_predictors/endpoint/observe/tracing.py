@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import ConfigError
 from trims.process.packages import install_words
-from trims.trace.context import SpanContext, parse_context
+from trims.trace.context import SAMPLED, SpanContext, parse_context
 from trims.trace.levels import Level
 from trims.trace.span import FAILURE, Span
-from trims.trace.spans import Within, asked_by, is_everything, is_on, recorder
+from trims.trace.spans import Within, asked_by, deepest, is_everything, is_on, recorder
 from trims_predictors.endpoint.observe.outcomes import Outcome, grpc_outcome, http_outcome
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 from trims_predictors.tracebacks import format_error
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trims.trace.export.otlp import Exporter
     from trims.trace.span import SpanSink
     from trims_predictors.deployment.deployment import Answer, Deployment
+    from trims_predictors.pool.dispatch import BegunRun
 
     Headers = Iterable[tuple[str, str | bytes]]
     Spanned = AbstractContextManager["RequestSpan | None"]
@@ -99,22 +100,24 @@ class _Sinks(NamedTuple):
     """Where the spans of one request go: into files, and with its `tracestate` to a collector.
 
     Attributes:
+        deepest: The deepest level that goes to files; a collector gets all.
         flags: Flags of W3C's `traceparent` for the predictor's code; empty if that is given none.
     """
 
     files: SpanSink | None
+    deepest: int
     exporter: Exporter | None = None
     state: str = ""
     flags: str = ""
 
     def began(self, span: Span) -> None:
         """See `SpanSink`."""
-        if self.files is not None:
+        if self.files is not None and span.level <= self.deepest:
             self.files.began(span)
 
     def ended(self, span: Span) -> None:
         """See `SpanSink`."""
-        if self.files is not None:
+        if self.files is not None and span.level <= self.deepest:
             self.files.ended(span)
         if self.exporter is not None:
             self.exporter.offer(span, self.state)
@@ -140,6 +143,7 @@ class RequestSpan:
         self._within = _NOTHING if self._sinks.files is None else Within(self._span.context)
         self._outcome = outcome
         self._run: Span | None = None
+        self._failure: BaseException | None = None
         self._came_ns = 0
         self._status: int | None = None
         self._answered: tuple[Deployment, Answer] | None = None
@@ -153,20 +157,29 @@ class RequestSpan:
         # The spans below it are made once the answer was sent, which they would delay.
         asyncio.get_running_loop().call_soon(self._end, error, time.monotonic_ns())
 
-    def begin_run(self, came_s: float, batch: int) -> tuple[SpanContext | None, Mapping[str, str] | None]:
+    def begin_run(self, came_s: float, batch: int) -> BegunRun:
         """Note that a predictor begins to answer it, perhaps once more, with so many requests together.
 
-        Returns its context, if processes record their parts of the run, and what the predictor's code finds of it.
+        Returns its context, if processes record their parts of the run, what the predictor's code finds of it, and what
+        ends the run's span with an error.
         """
+        if self._span.end_ns:  # its client has left, and nothing would end the span of a run
+            return None, None, partial(self._fail_run, self._span)
         if self._run is not None:
             self._run.end()
-        self._came_ns = int(came_s * 1e9)
-        self._run = Span(self._sinks, "run", Level.MODEL, self._span.context, {"batch_size": batch})
-        own, sinks = self._run.context, self._sinks
-        if not sinks.flags:
-            return own, None
-        headers = {TRACEPARENT: f"00-{own.trace_id}-{own.span_id}-{sinks.flags}"}
-        return None if sinks.files is None else own, {**headers, **({TRACESTATE: sinks.state} if sinks.state else {})}
+        self._came_ns, sinks = int(came_s * 1e9), self._sinks
+        run = self._run = Span(sinks, "run", Level.MODEL, self._span.context, {"batch_size": batch})
+        own = None if sinks.files is None or run.level > sinks.deepest else run.context
+        named = {TRACEPARENT: f"00-{run.context.trace_id}-{run.context.span_id}-{sinks.flags}"}
+        headers = {**named, **({TRACESTATE: sinks.state} if sinks.state else {})} if sinks.flags else None
+        return own, headers, partial(self._fail_run, run)
+
+    def _fail_run(self, run: Span, error: BaseException, at_ns: int = 0) -> None:
+        """End the span of a run with an error, unless it has ended."""
+        if not run.end_ns:
+            self._failure = error
+            run.set(**{"error.type": self._outcome(error).attributes["error.type"], FAILURE: format_error(error)})
+            run.end(at_ns=at_ns)
 
     def answered(self, deployment: Deployment, answer: Answer) -> None:
         """Keep the answer of the request; the span reports it when it ends."""
@@ -178,19 +191,23 @@ class RequestSpan:
 
     def _end(self, error: BaseException | None, end_ns: int) -> None:
         """End it, with all spans below it."""
-        span, outcome = self._span, self._outcome(error)
-        span.set(**outcome.attributes)
+        # A stream that fails ends without an error: its last event has it, and its status was sent before.
+        failure = self._failure if error is None and self._answered is None else error
+        span, outcome = self._span, self._outcome(failure)
+        span.set(**{**outcome.attributes, **self._outcome(error).attributes})
         if self._status is not None:
             span.set(**{"http.response.status_code": self._status})
-        if error is not None:
-            text = format_error(error)
-            span.set(**{"exception.type": type(error).__name__, "exception.message": text.partition(": ")[2]})
-            for each in (span, self._run) if outcome.failed else ():
-                if each is not None:
-                    each.set(**{FAILURE: text})
+        if failure is not None:
+            text = format_error(failure)
+            span.set(**{"exception.type": type(failure).__name__, "exception.message": text.partition(": ")[2]})
+            if outcome.failed:
+                span.set(**{FAILURE: text})
+            if self._run is not None and self._answered is None:
+                self._fail_run(self._run, failure, end_ns)
         if self._run is not None:
             self._end_run(self._run, end_ns)
         span.end(at_ns=end_ns)
+        self._failure = None  # frames of its traceback hold this span: that would be a cycle
 
     def _end_run(self, run: Span, end_ns: int) -> None:
         """Record queue, run and, for a collector, their stages."""
@@ -244,13 +261,13 @@ def _begin(exporter: Exporter | None, headers: Headers) -> tuple[_Sinks, SpanCon
     is_asked, level = asked_by(carrier[TRACESTATE]) if carrier else (False, None)
     parent = parse_context(carrier[TRACEPARENT]) if is_asked else None
     files = recorder() if parent is not None or is_everything() else None
+    level = None if parent is None else level
+    sinks = _Sinks(files, int(deepest() if level is None else level))
     if exporter is not None:
-        parent, state, is_sampled = exporter.sample(carrier)
-        sinks = _Sinks(files, exporter if is_sampled else None, state, f"{is_sampled:02d}")
+        parent, state, flags = exporter.sample(carrier)
+        sinks = sinks._replace(exporter=exporter if flags & SAMPLED else None, state=state, flags=f"{flags:02x}")
     elif files is None:
         return None
-    else:
-        sinks = _Sinks(files)
     return sinks, parent if parent is None or level is None else parent._replace(level=int(level))
 
 

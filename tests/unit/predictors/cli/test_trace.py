@@ -6,12 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import a_request
+from recorded import a_request, span, trace
 from trims_predictors.cli.trace import _print_list, show
 
 from trims.cli.main import build_parser
 from trims.core.errors import CallerError
 from trims.trace.reader import summarize
+from trims.trace.span import FAILURE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,16 @@ def test_a_tree_is_printed_with_times_shares_and_sizes(capsys: pytest.CaptureFix
     assert lines[2] == ["plan", "daemon", "0.000", "ms", "20.0%", "image=4.0", "KiB"]
     assert lines[4][:3] == ["copy", "daemon", "unfinished"]
     assert lines[-1][0] == "unattributed"
+
+
+def test_a_failure_s_text_is_cut_to_one_line_and_is_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "ValueError: no such thing\n" * 200
+    failed = trace(span("run", 1000, 1100, **{FAILURE: text}))
+    show(failed, 0.0, as_json=False)
+    _, line = capsys.readouterr().out.splitlines()
+    assert (len(line), line[-3:], "ValueError: no such thing ValueError" in line) == (200, "...", True)
+    show(failed, 0.0, as_json=True)
+    assert json.loads(capsys.readouterr().out)["lines"][0]["attributes"][FAILURE] == text
 
 
 def test_json_has_every_line_and_a_list_one_object_for_each_trace(capsys: pytest.CaptureFixture[str]) -> None:

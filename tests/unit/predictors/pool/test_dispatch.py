@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from trims_predictors.pool.dispatch import BegunRun
 
     from trims.core.errors import TrimsError
 
@@ -61,6 +64,7 @@ class Bench:
         self.running = Running(deployment, self.process, "forked", began_s=1.0, place="cpu", stages={"load_s": 2.0})
         self.failed: list[tuple[Job, TrimsError]] = []
         self.told: list[Any] = []
+        self.spans: list[str] = []
         self._runs = Runs(
             Settings("", run_deadline_s=60.0),
             Computing(),
@@ -76,10 +80,15 @@ class Bench:
         wanted: Sequence[str] = (),
     ) -> Job:
         tensors = [from_array("x", np.array(numbers))]
-        begin = None if context is None else lambda came_s, batch: (None, context)
+        begin = None if context is None else partial(self.begin, context)
         answer = asyncio.get_running_loop().create_future()
         request = Request(self.running.deployment, tensors, answer, began_s, None, begin, wanted)
         return Job(self.running.deployment.key, len(numbers), payload=request)
+
+    def begin(self, context: Mapping[str, str], came_s: float, batch: int) -> BegunRun:
+        number = len(self.spans)
+        self.spans.append(f"begin {number} of {batch}")
+        return None, context, lambda error: self.spans.append(f"end {number}: {type(error).__name__}")
 
     async def run(self, *jobs: Job) -> list[list[float] | None]:
         await self._runs.run(self.running, jobs)
@@ -106,6 +115,27 @@ def test_a_request_that_is_refused_costs_those_beside_it_nothing_but_a_run() -> 
         jobs = [bench.job(1), bench.job(-1), bench.job(3)]
         assert await bench.run(*jobs) == [[2.0], None, [6.0]]
         assert [(job, str(error)) for job, error in bench.failed] == [(jobs[1], "a number is negative")]
+
+    asyncio.run(work())
+
+
+def test_the_spans_of_a_run_that_fails_end_before_its_requests_run_alone() -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.run(bench.job(1, context={"traceparent": "00-1"}), bench.job(-1, context={}))
+        assert bench.spans == [
+            "begin 0 of 2", "begin 1 of 2", "end 0: CallerError", "end 1: CallerError", "begin 4 of 1",
+            "begin 5 of 1", "end 5: CallerError",
+        ]  # fmt: skip
+
+    asyncio.run(work())
+
+
+def test_an_answer_that_is_none_ends_the_span_of_its_run_with_an_error() -> None:
+    async def work() -> None:
+        bench = Bench(replace(PLAN, outputs=(TensorType("z", "FP64", (-1,)),)))
+        await bench.run(bench.job(1, context={}))
+        assert bench.spans == ["begin 0 of 1", "end 0: PredictorError"]
 
     asyncio.run(work())
 

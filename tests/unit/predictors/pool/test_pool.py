@@ -33,13 +33,14 @@ from trims.core.errors import (
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims_client.weights import Weights
     from trims_predictors.children.launcher import Environment
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Answer
+    from trims_predictors.pool.dispatch import BegunRun
 
     from trims.daemon.main import Daemon
 
@@ -644,11 +645,11 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
     register(daemon, checkpoint, predictor=predictor)
     begun: list[str] = []
 
-    def begin(name: str, came_s: float, batch: int) -> tuple[None, Mapping[str, str]]:
+    def begin(name: str, came_s: float, batch: int) -> BegunRun:
         assert came_s <= time.perf_counter()
         begun.append(name)
         assert batch == 2
-        return None, {"traceparent": name}
+        return None, {"traceparent": name}, lambda error: begun.append(str(error))
 
     async def work(driver: Driver) -> None:
         deployment, tensors = await driver.deployment(), [from_array("x", np.zeros(1))]

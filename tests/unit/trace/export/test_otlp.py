@@ -79,7 +79,7 @@ def test_what_the_sdk_logs_is_passed_on_once_a_minute_and_without_its_traceback(
     assert not complaints.are_recent()
     for _ in range(3):
         log.error("nothing listens at %s", "there", exc_info=ValueError("long"))
-    assert logged == ["traces: nothing listens at there (told once a minute)"]
+    assert logged == ["traces: nothing listens at there (logged once a minute)"]
     assert complaints.are_recent()
     now = 160.0
     assert not complaints.are_recent()

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from starlette.requests import ClientDisconnect
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.grpc.service import code_of
 from trims_predictors.endpoint.observe.outcomes import grpc_outcome, http_outcome
@@ -20,6 +21,7 @@ from trims.core.errors import BusyError, CallerError, DeadlineError, ModelNotFou
         (CallerError("m"), 400, "bad_request", False),
         (TooLargeBodyError("m"), 413, "TooLargeBodyError", False),
         (asyncio.CancelledError(), 499, "CancelledError", False),
+        (ClientDisconnect(), 499, "CancelledError", False),
         (BusyError("m"), 503, "busy", True),
         (PredictorError("m"), 500, "predictor", True),
         (KeyError("m"), 500, "KeyError", True),

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgi import call
+from generating import PARTS, Generator
+from nursing import until
 from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.grpc.service import code_of
+from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.observe.tracing import carrier_of, grpc_span, http_span, is_wanted, make_exporter
 
-from trims.core.errors import ConfigError, PredictorError
+from trims.core.errors import CallerError, ConfigError, PredictorError
+from trims.trace import spans
 from trims.trace.context import SpanContext
+from trims.trace.levels import Level
+from trims.trace.reader import read_traces
 from trims.trace.span import FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trims_predictors.endpoint.observe.tracing import RequestSpan
 
@@ -69,9 +78,7 @@ def test_packages_that_are_missing_are_named_with_the_remedy(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "trims.trace.export.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(
-        ConfigError, match=r"opentelemetry\..* is missing: pip install 'trims\[otel\]', or set OTEL_SDK_"
-    ):
+    with pytest.raises(ConfigError, match=r"opentelemetry\..* is missing: pip install .*\[otel\]', or set OTEL_SDK_"):
         make_exporter(URL)
 
 
@@ -121,9 +128,9 @@ class Kept:
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
-    def sample(self, carrier: Mapping[str, str]) -> tuple[SpanContext, str, bool]:
+    def sample(self, carrier: Mapping[str, str]) -> tuple[SpanContext, str, int]:
         del carrier
-        return SpanContext(TRACE, PARENT), "mine=1", True
+        return SpanContext(TRACE, PARENT), "mine=1", 1
 
     def offer(self, span: Span, state: str) -> None:
         assert state == "mine=1"
@@ -137,11 +144,11 @@ class Kept:
         return {each.name: round((each.end_ns - each.start_ns) / 1e6) for each in self.spans[1:-1]}
 
 
-def ask(exporter: Any, work: Any) -> None:
+def ask(exporter: Any, work: Any, caller: tuple[tuple[str, str], ...] = ()) -> None:
     """Carry out a request over gRPC: `work` is given its span."""
 
     async def request() -> None:
-        context: Any = type("Context", (), {"invocation_metadata": lambda _: ()})()
+        context: Any = type("Context", (), {"invocation_metadata": lambda _: caller})()
         with grpc_span(exporter, context, "ModelInfer", model="m", server=("", 0), code_of=code_of) as span:
             work(span)
 
@@ -204,12 +211,139 @@ def test_a_run_that_begins_once_more_is_another_span() -> None:
     kept = Kept()
     with pytest.raises(PredictorError):
         ask(kept, fail)
-    assert [own for own, _ in given] == [None, None], "no process records its part: nothing goes to files"
-    assert [headers for _, headers in given] == [
+    assert [own for own, *_ in given] == [None, None], "no process records its part: nothing goes to files"
+    assert [headers for _, headers, _ in given] == [
         {"traceparent": f"00-{TRACE}-{run.context.span_id}-01", "tracestate": "mine=1"} for run in kept.named("run")
     ]
     failures = [(each.name, each.attributes.get(FAILURE)) for each in kept.spans]
     request, text = kept.spans[-1], "PredictorError: it: fails"
-    assert failures == [("run", None), ("queue", None), ("run", text), (request.name, text)]
+    assert failures == [("run", None), ("run", text), ("queue", None), (request.name, text)]
     exception = [request.attributes[f"exception.{name}"] for name in ("type", "message")]
     assert exception == ["PredictorError", "it: fails"]
+
+
+def test_a_run_that_fails_ends_with_the_error_and_one_that_begins_too_late_is_none() -> None:
+    late: list[Any] = []
+
+    def work(span: RequestSpan) -> None:
+        *_, fail = span.begin_run(0.0, 4)
+        fail(CallerError("m: another is to blame"))
+        (run,) = kept.named("run")
+        ended_ns, found = run.end_ns, dict(run.attributes)
+        assert found == {"batch_size": 4, "error.type": "bad_request", FAILURE: "CallerError: m: another is to blame"}
+        span.begin_run(0.0, 1)
+        fail(PredictorError("m: once more"))
+        assert (run.end_ns, run.attributes) == (ended_ns, found)
+        span.answered(DEPLOYMENT, Answer([], False, "running", "cpu", True, 1, WARM))
+        late.append(span)
+
+    ask(kept := Kept(), work)
+    assert [each.attributes.get("error.type") for each in kept.named("run")] == ["bad_request", None]
+    assert "error.type" not in kept.spans[-1].attributes, "the request was answered"
+    count = len(kept.spans)
+    own, headers, fail = late[0].begin_run(0.0, 1)
+    fail(PredictorError("m: it fails"))
+    assert (own, headers, len(kept.spans)) == (None, None, count)
+
+
+HUNG_UP = {"http.response.status_code": 499, "error.type": "CancelledError", "exception.type": "ClientDisconnect"}
+TEXT = {"text_input": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sent_before"),
+    [
+        ("/v2/models/m/generate", TEXT, 0),
+        ("/v2/models/m/generate_stream", TEXT, 1 + len(PARTS)),
+        ("/v1/completions", {"model": "m", "prompt": "hi"}, 0),
+        ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True}, 1 + len(PARTS)),
+    ],
+)
+def test_a_client_that_hangs_up_marks_its_request_streamed_or_not(path: str, body: Any, sent_before: int) -> None:
+    service: Any = Generator()
+    service.hangs, service.exporter = True, Kept()
+    app, sent = build_app(service, most_body_bytes=1 << 16, token=None, loopback=True), []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        async def note(message: Any) -> None:
+            sent.append(message)
+            await send(message)
+
+        await app(scope, receive, note)
+
+    async def work() -> None:
+        gone = asyncio.Event()
+        asking = asyncio.ensure_future(call(noting, "POST", path, body, gone))
+        await until(lambda: service.asked and len(sent) == sent_before)
+        gone.set()
+        await asyncio.wait_for(asking, 60)
+
+    asyncio.run(work())
+    (request,) = service.exporter.spans
+    assert {name: request.attributes.get(name) for name in HUNG_UP} == HUNG_UP
+    assert service.counted("cancelled") == 1
+
+
+def test_a_stream_that_fails_after_its_first_part_is_a_failure_whose_status_was_sent() -> None:
+    def fail(span: RequestSpan) -> None:
+        span.begin_run(0.0, 1)[2](PredictorError("m: it died"))
+
+    ask(kept := Kept(), fail)
+    request = kept.spans[-1]
+    assert (request.attributes["rpc.grpc.status_code"], request.attributes["error.type"]) == (0, "predictor")
+    assert request.attributes[FAILURE] == "PredictorError: m: it died"
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "names"),
+    [
+        ("trims=application", Level.MODEL, set()),
+        ("trims=1", Level.APPLICATION, set()),
+        ("trims=1", Level.MODEL, {"queue", "run"}),
+        ("trims=framework", Level.APPLICATION, {"queue", "run"}),
+    ],
+)
+@pytest.mark.parametrize("kept", [None, Kept])
+def test_files_have_the_levels_that_are_asked_for_and_a_collector_has_all(
+    tmp_path: Path, state: str, level: Level, names: set[str], kept: Any
+) -> None:
+    spans.configure(tmp_path, "endpoint", level=level)
+    exporter = None if kept is None else kept()
+
+    def answer(span: RequestSpan) -> None:
+        own, *_ = span.begin_run(0.0, 1)
+        assert (own is not None) == bool(names), "processes record their parts of a run that is recorded"
+        span.answered(DEPLOYMENT, Answer([], False, "running", "cpu", True, 1, WARM))
+
+    try:
+        ask(exporter, answer, (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("tracestate", state)))
+    finally:
+        spans.stop()
+    (trace,) = read_traces(tmp_path)
+    request = "inference.GRPCInferenceService/ModelInfer"
+    assert {each.name for each in trace.spans} == {request, *names}
+    if exporter is not None:
+        assert {each.name for each in exporter.spans} == {request, "queue", "run", "input", "predict", "output"}
+
+
+@pytest.mark.parametrize(("flags", "given"), [("00", "00"), ("01", "01"), ("02", "02"), ("03", "03")])
+def test_the_predictor_s_code_is_given_the_caller_s_state_and_flags(
+    monkeypatch: pytest.MonkeyPatch, flags: str, given: str
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+    from trims.trace.export.otlp import Exporter
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    found: list[Any] = []
+    exporter: Any = Exporter("endpoint")
+    monkeypatch.setattr(exporter, "offer", lambda span, state: None)
+    caller = (("traceparent", f"00-{TRACE}-{PARENT}-{flags}"), ("tracestate", "trims=1,foo=bar"))
+    try:
+        ask(exporter, lambda span: found.append(span.begin_run(0.0, 1)[1]), caller)
+    finally:
+        exporter.close()
+        logger = logging.getLogger("opentelemetry")
+        logger.handlers, logger.propagate = [], True
+    (headers,) = found
+    assert (headers["traceparent"][:36], headers["traceparent"][-3:]) == (f"00-{TRACE}-", f"-{given}")
+    assert headers["tracestate"] == "trims=1,foo=bar"
