@@ -81,7 +81,7 @@ def end_by_signals() -> None:
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Have those signals wait for the end of the block: a process that is just being started is nobody's to end yet."""
+    """Have those signals wait for the end of the block: no block ends a process that is just being started."""
     _held.append(0)
     try:
         yield

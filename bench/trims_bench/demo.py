@@ -140,7 +140,7 @@ class Demo:
     ) -> None:
         """Run `run` several times; print the median time to its answer, and how much sooner that is than alone.
 
-        The first run of all is not counted: it pays for files that nobody has read yet, and the others would not.
+        The first run of all is not counted: it pays for files that no process has read yet, and the others would not.
         """
         taken = []
         if not self.figures:
