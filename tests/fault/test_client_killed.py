@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 #: Steps of the client before it says `here` and stands still.
 MOMENTS = {
     "connected, silent": "channel = Channel(path, 'victim')",
-    "greeted": "channel = Channel(path, 'victim'); channel.tell({'op': 'close', 'lease': 1})",
+    "greeted": "channel = Channel(path, 'victim'); channel.notify({'op': 'close', 'lease': 1})",
     "inside a message": "channel = Channel(path, 'victim'); channel._sock.sendall(channel._unsent_hello[:-5])",
-    "asked, not answered": "channel = Channel(path, 'victim'); channel.tell({'op': 'open', 'id': 1, 'path': model})",
+    "asked, not answered": "channel = Channel(path, 'victim'); channel.notify({'op': 'open', 'id': 1, 'path': model})",
     "mapped": "weights = connect(run).open_file(model); view = weights['weight']; view.sum()",
     "closed, view alive": "weights = connect(run).open_file(model); view = weights['weight']; weights.close()",
     "two leases": "s = connect(run); a = s.open_file(model); b = s.open_file(model)",

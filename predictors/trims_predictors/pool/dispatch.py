@@ -219,6 +219,11 @@ def _answer(
     request.answer.set_result(answer)
 
 
+def runs_within(trace: SpanContext) -> BeginRun:
+    """Return what begins the runs of a request that is a part of its caller's span, and has no span of its own."""
+    return lambda *_: (trace, None, lambda _: None)
+
+
 def with_rest(stages: Mapping[str, float], began_s: float) -> dict[str, float]:
     """Return the phases of a load that has just ended, with what none of them accounts for as `unattributed_s`.
 

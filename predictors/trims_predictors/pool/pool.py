@@ -24,7 +24,7 @@ from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.pool.batching import rows_of
-from trims_predictors.pool.dispatch import Request, Running, Runs, naming, with_rest
+from trims_predictors.pool.dispatch import Request, Running, Runs, naming, runs_within, with_rest
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.growth import SURPLUS_KEEP_ALIVE_S, Grower
 from trims_predictors.pool.load_failures import Failures
@@ -140,6 +140,8 @@ class WorkerPool:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signatures.of(deployment)[0], deployment.model)
         began_s = time.perf_counter() if began_s is None else began_s
+        if begin_run is None and (trace := current.get()) is not None:
+            begin_run = runs_within(trace)
         answer = self._loop.create_future()
         request = Request(deployment, tensors, answer, began_s, keep_alive_s, begin_run, wanted, on_part)
         job = self._job(request, deployment.level_of(priority))
