@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
-pytestmark = pytest.mark.usefixtures("forked_starts")
+# Spares give way to whatever else computes: beside other tests they may wait for minutes.
+pytestmark = [pytest.mark.usefixtures("forked_starts"), pytest.mark.timeout(240)]
 TOTAL_BYTES = 512 << 20
 
 

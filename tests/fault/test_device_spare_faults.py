@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
-pytestmark = pytest.mark.usefixtures("forked_starts")
+# Spares give way to whatever else computes: beside other tests they may wait for minutes.
+pytestmark = [pytest.mark.usefixtures("forked_starts"), pytest.mark.timeout(240)]
 TOTAL_BYTES = 512 << 20
 SETTINGS = {"gpus": "auto", "gpu_share": 0.5, "gpu_reserve_bytes": "64MiB"}
 

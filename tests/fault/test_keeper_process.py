@@ -136,7 +136,7 @@ def test_what_was_sealed_outlives_the_connection_and_what_was_not_does_not(
         keeper.create(40 << 20)
         assert keeper.room()[0] < free
     with KeeperConnection(path) as keeper:
-        wait_until(lambda: keeper.room()[0] == free, "the draft was not freed")
+        wait_until(lambda: keeper.room()[0] >= free, "the draft was not freed")  # more, once its mover rests
         assert [kept.image for kept in keeper.hello().images] == [sealed]
 
 
