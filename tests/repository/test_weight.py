@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CODE_LINES = {
     "trims": 53013,
     "client/trims_client": 4986,
-    "predictors/trims_predictors": 20365,
+    "predictors/trims_predictors": 20370,
     "bench/trims_bench": 13648,
 }
 #: Lines of a file at most, and the files that are longer still.
