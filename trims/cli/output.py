@@ -161,7 +161,10 @@ def replica_row(replica: Replica) -> list[str]:
 def shown_name(replica: Replica) -> str:
     """Return the replica's registered names; else the file it was opened as; else the beginning of its key."""
     registered = [name for name in replica.names if not name.startswith("file:")]
-    return ", ".join(registered) or next(iter(replica.names), replica.key[:16])
+    opened = next(iter(replica.names), replica.key[:16])
+    if opened.startswith("file:bytes:"):  # a program's own load function reads it; the name has its identity, too
+        opened = f"bytes:{opened[opened.index('/') :]}"
+    return ", ".join(registered) or opened
 
 
 def say_devices(devices: Iterable[Device]) -> None:

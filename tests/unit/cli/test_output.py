@@ -34,6 +34,7 @@ def test_the_strongest_reason_to_stay_is_the_one_that_is_told(fields: dict[str, 
 def test_a_replica_is_called_by_its_models_then_its_file_then_its_key() -> None:
     assert output.shown_name(a_replica(names=("file:/x", "a", "b"))) == "a, b"
     assert output.shown_name(a_replica(names=("file:/x", "file:/y"))) == "file:/x"
+    assert output.shown_name(a_replica(names=("file:bytes:1:2:3:4:5:/x/y",))) == "bytes:/x/y"
     assert output.shown_name(a_replica(names=())) == "0123456789abcdef"
 
 

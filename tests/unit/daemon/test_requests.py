@@ -216,6 +216,10 @@ def test_a_grant_names_the_device_only_of_memory_on_one() -> None:
 
 def test_a_file_is_named_by_its_absolute_path_without_detours() -> None:
     assert file_name(Peer(1, ME, 0), "/models/../models/a.npz") == "file:/models/a.npz"
+    assert file_name(Peer(1, ME, 0), "bytes:1:2:/models/./a.npz") == "file:bytes:1:2:/models/a.npz"
+    for wrong in ("a.npz", "bytes:1:2:a.npz", "bytes:/models/a.npz", "words:1:/models/a.npz"):
+        with pytest.raises(CallerError):
+            file_name(Peer(1, ME, 0), wrong)
     with pytest.raises(CallerError, match=r"'a\.npz' is not absolute; the daemon does not know your current folder"):
         file_name(Peer(1, ME, 0), "a.npz")
     with pytest.raises(PermissionDeniedError, match=f"user {ME + 1} may open registered models"):

@@ -35,6 +35,7 @@ from trims.manifests.addresses import without_secret
 from trims.manifests.device_support import why_not_on_device
 from trims.manifests.runs import framework_in
 from trims.store.catalog import FILE_PREFIX, identities_of
+from trims.store.file_names import check_identity
 from trims.store.resolve.addresses import Addresses, main_of, server_of
 from trims.store.resolve.hashing import DigestNeededError, Progress, Reading
 from trims.store.resolve.in_place import InPlaceKeys
@@ -210,7 +211,7 @@ class ArtifactLooks:
         artifact = Artifact(chosen.format, files, options, manifest.origin)
         python = self._python(manifest, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, Environment(python))
-        identities = identities_of(files)
+        check_identity(name, identities := identities_of(files))
         known = self._digests.known(files, identities)
         facts = (identities, made_by)
         in_place, why_not = self.in_place.key(manifest, chosen, artifact, facts, known)
