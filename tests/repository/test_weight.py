@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 #: Evaluations and workloads went from predictors to bench: what one lost the other has.
 #: A run's span ends with the error, files have the level that is asked for, and errors name installations that work.
 #: Benchmarks end their daemon on every signal, and say before they measure what lacks.
+#: Transparent loaders are new: the client has the adapters, trims the format `bytes`, bench their scenario.
 CODE_LINES = {
-    "trims": 53013,
-    "client/trims_client": 4986,
+    "trims": 53140,
+    "client/trims_client": 5419,
     "predictors/trims_predictors": 20370,
-    "bench/trims_bench": 13648,
+    "bench/trims_bench": 13772,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

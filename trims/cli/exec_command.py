@@ -36,8 +36,8 @@ def launch(words: Sequence[str]) -> int | None:
         index += 1
         if word == "--":
             break
-        if word == "--why":
-            given["why"] = True
+        if word in ("--why", "--loaders"):
+            given[word[2:]] = True
         elif word in (*_SECONDS, "--ignore", "--runtime-dir") and index < len(words):
             if not _take(given, word, words[index]):
                 return None
@@ -80,6 +80,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "run an unmodified program, from the second time on from a template with its imports"
     parser = commands.add_parser("exec", help=text, description=text, usage="trims exec [options] -- COMMAND ...")
     parser.add_argument("--why", action="store_true", help="print whether a template was used, or why not")
+    text = "let the program's frameworks load through the store, from its second run on: docs/transparent.md"
+    parser.add_argument("--loaders", action="store_true", help=text)
     text = f"seconds for which a template that this run makes is kept unused (default: {_KEEP_ALIVE_S:g})"
     parser.add_argument("--keep-alive", type=_seconds, default=_KEEP_ALIVE_S, metavar="SECONDS", help=text)
     text = (
@@ -116,7 +118,10 @@ def _run(options: argparse.Namespace) -> int:
         return _write_kernel(options)
     if not options.words:
         raise CallerError("no command is given: trims exec -- python app.py")
-    how = {"runtime_dir": options.runtime_dir or "", "why": options.why, "ignored": options.ignore}
+    how = {
+        "runtime_dir": options.runtime_dir or "", "why": options.why, "ignored": options.ignore,
+        "loaders": options.loaders,
+    }  # fmt: skip
     seconds = {name: getattr(options, word[2:].replace("-", "_")) for word, name in _SECONDS.items()}
     return _start(options.words, {**how, **seconds})
 

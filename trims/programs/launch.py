@@ -63,17 +63,19 @@ class Launch:
         keep_alive_s: Seconds for which a template that this start makes is kept without being used.
         least_saving_s: Seconds that the imports of this run must take for a template to be worth its memory.
         ignored: Names of variables that do not distinguish templates.
+        loaders: Whether a fork's frameworks load through the store (`trims_client.transparent`).
     """
 
     def __init__(
         self, command: Sequence[str], *, runtime_dir: str = "", why: bool = False, keep_alive_s: float = 600.0,
-        least_saving_s: float = 0.01, ignored: Sequence[str] = (),
+        least_saving_s: float = 0.01, ignored: Sequence[str] = (), loaders: bool = False,
     ) -> None:  # fmt: skip
         self._command = list(command)
         self._runtime_dir = runtime_dir or default_runtime_dir()
         self._why = why
         self._keep_alive_s, self._least_saving_s = keep_alive_s, least_saving_s
         self._ignored = ignored
+        self._loaders = loaders
 
     def run(self) -> NoReturn:
         """Start the program, and end as it ends. Raises OSError if there is no such command."""
@@ -205,6 +207,7 @@ class Launch:
             "argv": program.argv, "arguments": program.arguments, "comm": program.comm, "folder": program.folder,
             "environment": dict(os.environ), "numbers": numbers, "blocked": sorted(map(int, blocked)),
             "ignored": sorted(int(each) for each in signal.valid_signals() if _is_ignored(each)),
+            "loaders": _our_packages() if self._loaders else None,
         }  # fmt: skip
         # Descriptors behind the answer only: those that lie in the queue of a host that hangs would stay open.
         answer, _ = _received(conn)
@@ -280,6 +283,17 @@ def _inherited() -> list[int]:
         except OSError:
             continue  # the listing's own
     return sorted(found)
+
+
+def _our_packages() -> dict[str, str]:
+    """Return the folders of the packages that a program's loaders are in."""
+    from importlib.util import find_spec
+
+    trims = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    client = find_spec("trims_client")
+    assert client is not None, "it comes with trims"
+    assert client.origin is not None, "it is a package of files"
+    return {"trims": trims, "trims_client": os.path.dirname(client.origin)}
 
 
 def _is_ignored(number: Any) -> bool:

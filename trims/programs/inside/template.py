@@ -37,13 +37,15 @@ from trims.templates.fork_loop import ForkLoop
 from trims.templates.randomness import reseed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from trims.wire.frames import Message
 
 
 #: Modules of the interpreter's own loaders.
 _LOADERS = ("_frozen_importlib", "_frozen_importlib_external", "zipimport")
+#: Our packages in a program, which its loaders are in: no template imports them.
+_OURS = ("trims", "trims_client")
 #: Exit status of a program whose standard output could not be written, as Python's own.
 _UNWRITTEN = 120
 
@@ -205,7 +207,7 @@ class Ending:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if getattr(getattr(spec, "loader", None), "__module__", None) not in _LOADERS:
                 continue  # a finder of the program's own has loaded it, such as pytest's
-            if not is_imported(name):
+            if name.partition(".")[0] in _OURS or not is_imported(name):
                 continue  # it is there under a second name, which nothing can import
             write_name(self._memory, name)
             if spec is not None and "." not in name:
@@ -258,6 +260,29 @@ def _take_down(modules: list[str]) -> None:
     gc.collect()
 
 
+def _install_loaders(folders: Mapping[str, str]) -> None:
+    """Have frameworks' load functions read through the store (`trims_client.transparent`).
+
+    Args:
+        folders: Our packages, which the program's interpreter does not find by itself.
+    """
+    if any(name in sys.modules for name in folders):
+        return  # the program's imports have brought its own
+    import importlib.util
+
+    for name, folder in folders.items():
+        spec = importlib.util.spec_from_file_location(
+            name, f"{folder}/__init__.py", submodule_search_locations=[folder]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    from trims_client.transparent import install
+
+    install()
+
+
 def main(before: set[str]) -> None:
     """Entry: the arguments are descriptors, behind the folder of our package.
 
@@ -281,4 +306,6 @@ def main(before: set[str]) -> None:
         sys.excepthook(*sys.exc_info())
         os._exit(70)
     plan = template.begin(fork, ending)
+    if loaders := plan.get("loaders"):  # callers of the release before have none
+        _install_loaders(loaders)
     run(plan["arguments"], plan["argv"], ending.note)

@@ -1,0 +1,86 @@
+"""Hooks that run once a module has been imported, without importing it (as PEP 369 meant them).
+
+wrapt has the same, and is not in the environments of programs that `trims exec` starts: nothing of ours is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    Hook = Callable[[ModuleType], object]
+
+
+class ImportHooks:
+    """A finder that finds nothing itself: it has others find a module, and runs the module's hook behind its code."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, Hook] = {}
+        self._finding: set[str] = set()
+
+    def add(self, name: str, hook: Hook) -> None:
+        """Run a hook with the module of this name: now if it is imported, else as soon as it is."""
+        module = sys.modules.get(name)
+        if module is not None and not _is_being_imported(module):
+            hook(module)
+            return
+        self._hooks[name] = hook
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def clear(self) -> None:
+        """Forget all hooks."""
+        self._hooks.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name not in self._hooks or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            for finder in sys.meta_path:
+                if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                    if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                        spec.loader = _Loader(spec.loader, self._hooks.pop(name))  # type: ignore[assignment] # as one
+                    return spec
+        finally:
+            self._finding.discard(name)
+        return None
+
+
+class _Loader:
+    """A module's own loader, with a hook behind it. The module does not keep it."""
+
+    def __init__(self, loader: Any, hook: Hook) -> None:
+        self._loader = loader
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See `importlib.abc.Loader`."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then the hook."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._hook(module)
+
+
+def _is_being_imported(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
