@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Names in the order of the table in docs/benchmarks.md.
 NAMES = (
     "client", "bytes", "starts", "requests", "functions", "load", "waiting", "room", "memory", "sessions", "registered",
-    "behind", "books", "door", "restart", "traces", "cloud", "folders", "programs",
+    "behind", "books", "door", "restart", "traces", "cloud", "folders", "programs", "loaders",
 )  # fmt: skip
 
 

@@ -1,0 +1,155 @@
+"""Frameworks' own load functions in programs that nothing was changed in, with `trims.transparent` and without it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from trims_bench.child import call, environment, started
+from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, more, share
+from trims_bench.models import TORCH, artifact_of, manifest
+from trims_bench.scenarios import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from trims_bench.daemon import DaemonProcess
+    from trims_bench.scenarios.base import Setup
+
+_TITLE = "load functions of frameworks, unmodified: from shared memory, against alone"
+_MEMORY_TITLE = "8 unmodified processes that load one checkpoint by torch.load: memory of its weights, against one copy"
+_IN_MEMORY_S = 60.0
+
+
+def loaders(setup: Setup) -> Figure:
+    """Measure loads of a file that lies in memory, of one that the store has never seen, and of none."""
+    figure = Figure("loaders", _TITLE, [])
+    with setup.daemon() as daemon:
+        path = _checkpoint(setup, daemon)
+        given = {"path": str(path), "work": str(setup.work), "count": setup.repeats(20)}
+        taken = call(loads, given, env=_environment(daemon))
+    for name, bar in (("torch.load, BERT-base", 20.0), ("numpy.load, 256 MiB", None)):
+        ours, alone = (Samples(side, taken[f"{name}: {side}"]) for side in ("from shared memory", "alone"))
+        figure.comparisons.append(faster(name, ours, alone, None if bar is None else Bar(">=", bar)))
+    first, alone = (Samples(side, taken[f"first: {side}"]) for side in ("the store has never seen it", "alone"))
+    figure.comparisons.append(share("torch.load of a copy that is new", first, alone, Bar("<=", 1.02)))
+    imported, nothing = (Samples(side, taken[f"start: {side}"]) for side in ("import trims.transparent", "pass"))
+    figure.comparisons.append(more("a program that loads no model", imported, nothing, Bar("<=", 2.0)))
+    figure.notes.append(
+        "One process, sides in turns, page cache warm; what a load returns is dropped outside of the time. A load from "
+        "shared memory touches no page of the weights: their first use costs a page fault each."
+    )
+    return figure
+
+
+def memory(setup: Setup) -> Figure:
+    """Sum what processes hold of a checkpoint, once each has read all of it."""
+    from trims_bench.smaps import of_weights
+
+    figure, count = Figure("loaders-memory", _MEMORY_TITLE, []), setup.size(8, 2)
+    with setup.daemon() as daemon, contextlib.ExitStack() as stack:
+        path = _checkpoint(setup, daemon)
+        call(bring, {"path": str(path)}, env=_environment(daemon))
+        holders = [
+            stack.enter_context(started(hold, {"path": str(path)}, env=_environment(daemon))) for _ in range(count)
+        ]
+        found = [holder.result() for holder in holders]
+        assert all(each["shared"] for each in found), "a load did not come from shared memory"
+        held = [of_weights(each["pid"], "trims-").pss for each in found]
+        for holder in holders:
+            holder.end()
+    copy = Samples("one copy", [path.stat().st_size], "bytes")
+    shared = Samples("weights, by process", held, "bytes")
+    figure.comparisons.append(
+        Comparison("torch.load, BERT-base", sum(held) / copy.median, "x", Bar("<=", 1.05), (shared, copy))
+    )
+    return figure
+
+
+def _checkpoint(setup: Setup, daemon: DaemonProcess) -> Path:
+    given = manifest("loaded", "minilm" if setup.quick else "bert-base", TORCH, artifact_format=TORCH)
+    daemon.add(given)
+    return artifact_of(given, setup.state_dir)
+
+
+def _environment(daemon: DaemonProcess) -> dict[str, str]:
+    return {**environment(), "TRIMS_RUNTIME_DIR": str(daemon.runtime_dir)}
+
+
+def bring(path: str) -> None:
+    """Load a file until it comes from shared memory."""
+    import torch
+
+    import trims.transparent
+
+    until_s = time.monotonic() + _IN_MEMORY_S
+    while not trims.transparent.report().shared:
+        torch.load(path)
+        assert time.monotonic() < until_s, trims.transparent.report()
+
+
+def hold(path: str) -> Generator[dict[str, Any], Any, None]:
+    """Load a file, read all of it, and keep it."""
+    import os
+
+    import torch
+
+    import trims.transparent
+
+    found = torch.load(path)
+    total = sum(float(each.double().sum()) for each in found.values())
+    yield {"pid": os.getpid(), "shared": bool(trims.transparent.report().shared), "sum": total}
+    yield {}
+
+
+def loads(path: str, work: str, count: int) -> dict[str, list[int]]:
+    """Time loads, each side in turns."""
+    import os
+    import shutil
+    import subprocess
+    import sys
+
+    import numpy as np
+    import torch
+
+    plain, plain_numpy = torch.load, np.load
+    import trims.transparent
+
+    assert trims.transparent.install()
+    array = os.path.join(work, "loaded.npy")
+    np.save(array, np.ones(64 << 20, "f4"))
+    time.sleep(2.1)  # a file that was just written is the framework's
+    bring(path)
+    while "numpy.load" not in trims.transparent.report().shared:
+        np.load(array)
+    found = measure(
+        {
+            "torch.load, BERT-base: from shared memory": lambda: torch.load(path),
+            "torch.load, BERT-base: alone": lambda: plain(path),
+            "numpy.load, 256 MiB: from shared memory": lambda: np.load(array),
+            "numpy.load, 256 MiB: alone": lambda: plain_numpy(array),
+        },
+        count,
+    )
+    os.unlink(array)
+    for number in range(max(1, count // 2)):
+        new = os.path.join(work, f"new-{number}.bin")
+        shutil.copyfile(path, new)
+        time.sleep(2.1)
+        sides = [("alone", plain), ("the store has never seen it", torch.load)]
+        for side, load in sides if number % 2 else sides[::-1]:
+            began = time.perf_counter_ns()
+            load(new)
+            found.setdefault(f"first: {side}", []).append(time.perf_counter_ns() - began)
+        os.unlink(new)
+    for _ in range(count):
+        for side in ("pass", "import trims.transparent"):
+            began = time.perf_counter_ns()
+            subprocess.run([sys.executable, "-c", side], check=True)
+            found.setdefault(f"start: {side}", []).append(time.perf_counter_ns() - began)
+    return found
+
+
+PARTS = {"loaders": Part(_TITLE, loaders), "loaders-memory": Part(_MEMORY_TITLE, memory)}
