@@ -222,6 +222,7 @@ def reaching_world(folder: Path) -> Iterator[World]:
 def framework_of(block: Block) -> str:
     """Return the framework whose environment and models a block needs; "" if it needs none."""
     named = {"trims.mxnet": "mxnet", "trims.onnxruntime": "onnx", "trims.evaluate": "onnx", "trims.torch": "torch"}
+    named["import trims.transparent"] = "torch"
     return next((framework for name, framework in named.items() if name in block.text), "")
 
 

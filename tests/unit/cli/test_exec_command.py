@@ -61,6 +61,7 @@ def test_words_that_are_not_of_the_usual_form_are_left_to_the_parser(
         ("-- -x", "-x", {}),
         ("-- -- y", "-- y", {}),
         ("--why x -- y", "x -- y", {"why": True}),
+        ("--loaders x", "x", {"loaders": True}),
         ("--ignore A --ignore B -- x", "x", {"ignored": ["A", "B"]}),
         ("--keep-alive 0 --runtime-dir /r -- x", "x", {"keep_alive_s": 0.0, "runtime_dir": "/r"}),
         ("--ignore -- -- x", "x", {"ignored": ["--"]}),
@@ -87,7 +88,14 @@ def test_another_form_starts_the_same(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["exec", *words.split()])
-    usual = {"runtime_dir": "", "why": False, "keep_alive_s": 600.0, "least_saving_s": 0.01, "ignored": []}
+    usual = {
+        "runtime_dir": "",
+        "why": False,
+        "keep_alive_s": 600.0,
+        "least_saving_s": 0.01,
+        "ignored": [],
+        "loaders": False,
+    }
     assert started == [(["python", "-c", "pass"], {**usual, **options})]
 
 
