@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from trims_client import shared, transparent
 from trims_client.transparent import file_bytes, outcomes
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+torch = pytest.importorskip("torch", reason="missing framework: torch")
 pytestmark = pytest.mark.usefixtures("daemon", "installed")
 _LETTERS = 1 << 19
 PLAIN_LOAD, PLAIN_NUMPY = torch.load, np.load
