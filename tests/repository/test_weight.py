@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 #: Benchmarks end their daemon on every signal, and say before they measure what lacks.
 #: Transparent loaders are new: the client has the adapters, trims the format `bytes`, bench their scenario.
 CODE_LINES = {
-    "trims": 53140,
-    "client/trims_client": 5419,
+    "trims": 53139,
+    "client/trims_client": 5418,
     "predictors/trims_predictors": 20370,
-    "bench/trims_bench": 13772,
+    "bench/trims_bench": 13775,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400

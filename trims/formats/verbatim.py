@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trims.formats.base import check_options
+from trims.formats.one_file import OneFile
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
 from trims.image.source import FileSpan, SourceFile
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BYTES = "bytes"
 
 
-class VerbatimConverter:
+class VerbatimConverter(OneFile):
     """See the module."""
 
     format: ClassVar[str] = BYTES
@@ -34,25 +34,10 @@ class VerbatimConverter:
         del options
         return False
 
-    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Return True: the file is its own image."""
-        del options
-        return True
-
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return no frameworks: the bytes depend on none."""
-        del options
-        return ()
-
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """Return False: a file is served by its own format unless its bytes are asked for."""
         del main, first_bytes
         return False
-
-    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """Return the one file."""
-        check_options(main, options, ())
-        return (SourceFile.look(main).path,)
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Lay out an image of the file's bytes."""

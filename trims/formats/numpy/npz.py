@@ -20,6 +20,7 @@ from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.core.layout import element_count
 from trims.formats.base import check_options
 from trims.formats.numpy.header import DTYPES, read_array
+from trims.formats.one_file import OneFile
 from trims.formats.zip_members import stored_members
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
@@ -44,28 +45,13 @@ _MAX_RATIO = 1100
 _MAX_HEADER_BYTES = 1 << 20
 
 
-class OneNumpyFile:
-    """Base of the converters of numpy's own files: one file, and no options."""
+class OneNumpyFile(OneFile):
+    """Base of the converters of numpy's own files."""
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Return True: a hostile zip file may eat time and memory, and numpy is not imported where others wait."""
         del options
         return True
-
-    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Return True: numbers lie in the file as they are in memory, as a rule."""
-        del options
-        return True
-
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return no frameworks: the bytes do not depend on numpy's version."""
-        del options
-        return ()
-
-    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """Return the one file."""
-        check_options(main, options, ())
-        return (SourceFile.look(main).path,)
 
 
 class NpzConverter(OneNumpyFile):
