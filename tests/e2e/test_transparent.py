@@ -343,6 +343,8 @@ _PROGRAM = """
 import sys
 import trims.transparent
 assert "torch" not in sys.modules and "numpy" not in sys.modules
+import importlib.util
+assert importlib.util.find_spec("torch") and importlib.util.find_spec("numpy")  # as libraries look what is there
 import torch, numpy
 assert torch.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen_importlib")), torch.__spec__
 w = torch.load(sys.argv[1])["w"]

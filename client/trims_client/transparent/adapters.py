@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 VARIABLE = "TRIMS_TRANSPARENT"
 #: Variable that has a program report at its end, on standard error.
 REPORT_VARIABLE = "TRIMS_TRANSPARENT_REPORT"
+#: Frameworks; the module of the same name beside this one has the adapter.
+_ADAPTED = ("torch", "numpy")
 _hooks = ImportHooks()
 #: Calls that put each original back.
 _undo: list[Callable[[], None]] = []
@@ -29,8 +31,8 @@ def install() -> bool:
         return False
     if not _undo:
         _undo.append(_hooks.clear)
-        _hooks.add("torch", _adapt_torch)
-        _hooks.add("numpy", _adapt_numpy)
+        for name in _ADAPTED:
+            _hooks.add(name, _adapt)
         if os.environ.get(REPORT_VARIABLE, "") not in ("", "0"):
             from trims_client.transparent.outcomes import report_at_end
 
@@ -44,13 +46,7 @@ def uninstall() -> None:
         _undo.pop()()
 
 
-def _adapt_torch(torch: ModuleType) -> None:
-    from trims_client.transparent.torch import adapt
+def _adapt(framework: ModuleType) -> None:
+    from importlib import import_module
 
-    _undo.append(adapt(torch))
-
-
-def _adapt_numpy(numpy: ModuleType) -> None:
-    from trims_client.transparent.numpy import adapt
-
-    _undo.append(adapt(numpy))
+    _undo.append(import_module(f"{__package__}.{framework.__name__}").adapt(framework))

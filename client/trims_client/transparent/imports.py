@@ -6,6 +6,7 @@ wrapt has the same, and is not in the environments of programs that `trims exec`
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class ImportHooks:
 
     def __init__(self) -> None:
         self._hooks: dict[str, Hook] = {}
-        self._finding: set[str] = set()
+        self._finding: set[tuple[str, int]] = set()
 
     def add(self, name: str, hook: Hook) -> None:
         """Run a hook with the module of this name: now if it is imported, else as soon as it is."""
@@ -44,26 +45,27 @@ class ImportHooks:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        if name not in self._hooks or name in self._finding:
+        asked = name, get_ident()
+        if name not in self._hooks or asked in self._finding:
             return None
-        self._finding.add(name)
+        self._finding.add(asked)
         try:
             for finder in sys.meta_path:
                 if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                     if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                        spec.loader = _Loader(spec.loader, self._hooks.pop(name))  # type: ignore[assignment] # as one
+                        spec.loader = _Loader(spec.loader, self._hooks)  # type: ignore[assignment] # as one
                     return spec
         finally:
-            self._finding.discard(name)
+            self._finding.discard(asked)
         return None
 
 
 class _Loader:
     """A module's own loader, with a hook behind it. The module does not keep it."""
 
-    def __init__(self, loader: Any, hook: Hook) -> None:
+    def __init__(self, loader: Any, hooks: dict[str, Hook]) -> None:
         self._loader = loader
-        self._hook = hook
+        self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -74,12 +76,13 @@ class _Loader:
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code, then the hook."""
+        """Run the module's code, then the hook. One that was found only, as by `importlib.util.find_spec`, keeps it."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._hook(module)
+        if (hook := self._hooks.pop(module.__name__, None)) is not None:
+            hook(module)
 
 
 def _is_being_imported(module: ModuleType) -> bool:

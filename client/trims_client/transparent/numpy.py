@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 
 from trims_client.transparent.file_bytes import bytes_of
 from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
@@ -61,10 +62,7 @@ def _array(numpy: ModuleType, data: memoryview) -> Any:
         shape, fortran, dtype = read(header)
     except (KeyError, ValueError, EOFError) as error:
         raise StepAsideError("a header that the original reads") from error
-    at = header.tell()
-    count = 1
-    for length in shape:
-        count *= length
+    at, count = header.tell(), math.prod(shape)
     if dtype.hasobject or not count or at + count * dtype.itemsize > data.nbytes or at % dtype.alignment:
         raise StepAsideError("no array of plain numbers")
     made = numpy.frombuffer(data, dtype, count, at)
