@@ -12,7 +12,7 @@ from trims_bench.models import TORCH, artifact_of, manifest
 from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from trims_bench.daemon import DaemonProcess
@@ -79,14 +79,21 @@ def _environment(daemon: DaemonProcess) -> dict[str, str]:
 
 
 def bring(path: str) -> None:
-    """Load a file until it comes from shared memory."""
+    """Load a checkpoint until it comes from shared memory."""
     import torch
 
     import trims.transparent
 
+    assert trims.transparent.install()
+    _load_until_shared("torch.load", lambda: torch.load(path))
+
+
+def _load_until_shared(loader: str, load: Callable[[], object]) -> None:
+    import trims.transparent
+
     until_s = time.monotonic() + _IN_MEMORY_S
-    while not trims.transparent.report().shared:
-        torch.load(path)
+    while loader not in trims.transparent.report().shared:
+        load()
         assert time.monotonic() < until_s, trims.transparent.report()
 
 
@@ -122,8 +129,7 @@ def loads(path: str, work: str, count: int) -> dict[str, list[int]]:
     np.save(array, np.ones(64 << 20, "f4"))
     time.sleep(2.1)  # a file that was just written is the framework's
     bring(path)
-    while "numpy.load" not in trims.transparent.report().shared:
-        np.load(array)
+    _load_until_shared("numpy.load", lambda: np.load(array))
     found = measure(
         {
             "torch.load, BERT-base: from shared memory": lambda: torch.load(path),
