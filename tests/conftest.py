@@ -136,7 +136,7 @@ def _grpc_keeps_sockets() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+def leaks(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads, processes or shared-memory names behind."""
     # A CUDA driver opens descriptors when it likes and keeps them; tests on a device count the device's bytes.
     before = _snapshot()
@@ -151,6 +151,8 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         left = {kind: after[kind] - before[kind] for kind in counted if after[kind] - before[kind]}
         if time.monotonic() > begun + _YOUNG_S:
             if gc.get_freeze_count():
+                for record in caplog.get_records("call"):
+                    record.exc_info = None  # an error's frames, with what they hold
                 gc.unfreeze()  # perhaps something older became garbage in this test
                 gc.collect()
             left = _without_grpcs_poller(left)

@@ -126,11 +126,11 @@ def saves_the_report(browser: Browser, folder: Path, identity: str) -> None:
 
 
 def compares(endpoint: Endpoint, browser: Browser) -> None:
-    """Have another evaluation, see it in the list while it runs, and compare both."""
+    """Have another evaluation, see it in the list until it has ended, and compare both."""
     order = {"model": "m", "from": ["cpu"], "how": ["hot"], "repeat": 2}
     assert endpoint.ask("POST", "/v1/evaluations", order)[0] == 202
     press(browser, "#to-evaluations")
-    browser.wait("document.querySelectorAll('.evaluation').length === 2")
+    browser.wait("document.querySelectorAll('.evaluation .badge.warm').length === 2")  # both have ended
     for _ in range(2):
         browser.tab_to(".evaluation input:not(:checked)")
         browser.press(" ")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from looking import wait_until
 
+from trims.process.subreaper import adopt
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -47,12 +49,12 @@ class Chromium:
             "--no-first-run", "--disable-extensions", "--disable-background-networking", "--disable-crash-reporter",
             f"--user-data-dir={folder}", "about:blank",
         ]  # fmt: skip
-        # The browser reads from descriptor 3 and writes to 4.
+        # The browser reads from descriptor 3 and writes to 4. It keeps its orphans, which `forked_starts` would adopt.
         command = f"exec {shlex.join([PROGRAM, *flags])} 3<&{theirs_in} 4>&{theirs_out}"
         self._process = subprocess.Popen(
             ["bash", "-c", command], pass_fds=(theirs_in, theirs_out), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={**os.environ, "HOME": str(folder)},
+            env={**os.environ, "HOME": str(folder)}, preexec_fn=adopt,
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
