@@ -162,8 +162,8 @@ def shown_name(replica: Replica) -> str:
     """Return the replica's registered names; else the file it was opened as; else the beginning of its key."""
     registered = [name for name in replica.names if not name.startswith("file:")]
     opened = next(iter(replica.names), replica.key[:16])
-    if opened.startswith("file:bytes:"):  # a program's own load function reads it; the name has its identity, too
-        opened = f"bytes:{opened[opened.index('/') :]}"
+    if opened.startswith("file:") and not opened.startswith("file:/"):  # a load function's: options, identities
+        opened = f"{re.split('[:,]', opened)[1]}:{opened[opened.index('/') :]}"
     return ", ".join(registered) or opened
 
 

@@ -25,7 +25,7 @@ from trims.core.errors import (
 from trims.core.place import ANYWHERE, DISK, FILE, Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.catalog import FILE_PREFIX
-from trims.store.file_names import split_file_name
+from trims.store.file_names import parse_file_name
 from trims.store.pending_requests import Granted, Outcome, log_failure
 from trims.trace.context import parse_context
 from trims.trace.levels import Level
@@ -311,7 +311,7 @@ def who(connection: Connection) -> str:
 
 def file_name(peer: Peer, path: str) -> str:
     """Return the store's name of a file. Refuse another user's paths: the daemon may see more files than that user."""
-    where, _ = split_file_name(path)
+    where = parse_file_name(path).path
     if peer.uid not in (0, os.geteuid()):
         raise PermissionDeniedError(
             f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "

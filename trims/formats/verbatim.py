@@ -1,7 +1,7 @@
 """Files as they are, byte for byte, for programs that read them by their framework's own loader.
 
 The image has one tensor, `bytes`. No file is claimed: a manifest says `format: bytes`, and unmodified programs ask by a
-name of the form of `split_file_name`.
+name of the form of `parse_file_name`.
 """
 
 from __future__ import annotations

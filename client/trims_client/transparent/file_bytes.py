@@ -1,4 +1,4 @@
-"""Bytes of a file from shared memory, copy-on-write, exactly as the file has them now."""
+"""Files in shared memory, exactly as they are now: their bytes, copy-on-write, or what a format makes of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ from typing import NamedTuple
 
 from trims_client.transparent.outcomes import StepAsideError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trims_client.weights import Weights
+
 #: Bytes of files that are read as quickly by the original, or nearly.
 LEAST_BYTES = 1 << 20
 #: Seconds that the store is asked for. A file that is not in shared memory is loaded by the original.
 _PATIENCE_S = 0.001
 #: Seconds after a write in which a file may be written again at the same times.
 _REST_S = 2.0
-#: Name of a file at one identity: see `trims.store.file_names`, which the client does not import.
-_NAME = "file:bytes:{}:{}"
+#: Name of files at their identities: see `trims.store.file_names`, which the client does not import.
+_NAME = "file:{}:{}:{}"
 _TENSOR = "bytes"
+
+
+class WantedFile(NamedTuple):
+    """A file that a load function reads, and those that lie beside it.
+
+    Attributes:
+        path: The file's path, absolute.
+        nbytes: Bytes of all of them.
+        identity: Changes whenever one is written, replaced or touched; of a single file the result of `identity_of`.
+    """
+
+    path: str
+    nbytes: int
+    identity: str
 
 
 class FileBytes(NamedTuple):
@@ -49,40 +69,64 @@ def bytes_of(file: object) -> FileBytes:
 
     Raises StepAsideError: it is no path, too small, just written, not in shared memory yet, or the store refuses.
     """
+    wanted = wanted_file(file)
+    with opened(wanted, "bytes") as weights:  # the memory, and with it the lease, stays for as long as a view lives
+        spec = weights.layout.tensors[_TENSOR]
+        data = weights.data(private=True)[spec.offset : spec.offset + spec.nbytes]
+    if data.nbytes != wanted.nbytes:
+        raise StepAsideError("not the file's bytes")
+    return FileBytes(data, wanted.path, wanted.identity)
+
+
+def wanted_file(file: object, beside: Sequence[str] = ()) -> WantedFile:
+    """Return what to ask the store for. Raises StepAsideError for what it cannot have, or where it would not pay.
+
+    Args:
+        file: What a load function was given.
+        beside: Endings which, behind its name, may be names of further files of the same model.
+    """
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise StepAsideError("not a path")
     try:
         path = os.path.abspath(os.fsdecode(file))
-        status = os.stat(path)
+        found = [os.stat(path)]
     except (OSError, ValueError) as error:
         raise StepAsideError("no such file") from error
-    if not stat.S_ISREG(status.st_mode):
+    for ending in beside:
+        with contextlib.suppress(OSError):
+            found.append(os.stat(path + ending))
+    if not all(stat.S_ISREG(each.st_mode) for each in found):
         raise StepAsideError("not a file")
-    if status.st_size < LEAST_BYTES:
+    if (nbytes := sum(each.st_size for each in found)) < LEAST_BYTES:
         raise StepAsideError("too small to pay")
-    if abs(time.time() - max(status.st_mtime, status.st_ctime)) < _REST_S:
+    if any(abs(time.time() - max(each.st_mtime, each.st_ctime)) < _REST_S for each in found):
         raise StepAsideError("just written")
-    identity = _identity(status)
-    data = _opened(_NAME.format(identity, path))
-    if data.nbytes != status.st_size:
-        raise StepAsideError("not the file's bytes")
-    return FileBytes(data, path, identity)
+    return WantedFile(path, nbytes, "|".join(map(_identity, found)))
 
 
-def _opened(name: str) -> memoryview:
+@contextlib.contextmanager
+def opened(wanted: WantedFile, form: str) -> Iterator[Weights]:
+    """Yield a file's weights in shared memory. The daemon brings them there behind this program if they are not.
+
+    Args:
+        wanted: Result of `wanted_file`.
+        form: Format and options; see `trims.store.file_names`.
+
+    Raises StepAsideError: not in shared memory yet, or the store refuses.
+    """
     # Imported at the first load, as programs that import a framework may load nothing.
     from trims.core.errors import DeadlineError, TrimsError
     from trims_client.shared import shared_session
 
+    name = _NAME.format(form, wanted.identity, wanted.path)
     try:
         session = shared_session()
         try:
             weights = session.open(name, place="cpu", deadline_s=_PATIENCE_S)
         except DeadlineError as error:
             raise StepAsideError("not in shared memory yet", lambda: _prefetch(name)) from error
-        with weights:  # the memory, and with it the lease, stays for as long as a view of it lives
-            spec = weights.layout.tensors[_TENSOR]
-            return weights.data(private=True)[spec.offset : spec.offset + spec.nbytes]
+        with weights:
+            yield weights
     except (TrimsError, OSError) as error:
         raise StepAsideError(getattr(error, "code", type(error).__name__)) from error
 

@@ -21,12 +21,11 @@ from trims.core.errors import (
     ArtifactChangedError,
     TrimsError,
 )
-from trims.formats.verbatim import BYTES
-from trims.manifests.manifest import ArtifactSource, Manifest, parse_manifest
+from trims.manifests.manifest import ArtifactSource, Framework, Manifest, parse_manifest
 from trims.manifests.references import name_of
 from trims.registry.versions import Entry
 from trims.store.catalog import FILE_PREFIX
-from trims.store.file_names import AT_IDENTITY, split_file_name
+from trims.store.file_names import is_at_identity, parse_file_name
 from trims.store.resolve.artifacts import ANY_READING, ArtifactLooks
 from trims.store.resolve.by_model import ByModel
 from trims.store.resolve.file_digests import FileDigests, rest_of
@@ -139,7 +138,7 @@ class Resolver:
         known = None if found is None else self._known.get(found[0])
         if found is not None and self._changes_outside and self._clock() - found[1] >= _TRUST_S:
             return None
-        if known is None or (self._clock() - known.checked_at_s >= _TRUST_S and not name.startswith(AT_IDENTITY)):
+        if known is None or (self._clock() - known.checked_at_s >= _TRUST_S and not is_at_identity(name)):
             return None
         return None if known.in_place in self._artifacts.in_place.converted else known
 
@@ -303,7 +302,7 @@ class Resolver:
         known = self.remembered(name)
         if known is not None:
             return known.mount
-        return mount_of_now(Path(split_file_name(name)[0])) if name.startswith(FILE_PREFIX) else None
+        return mount_of_now(Path(parse_file_name(name).path)) if name.startswith(FILE_PREFIX) else None
 
     def where(self, name: str) -> str:
         """Return what a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.
@@ -322,11 +321,10 @@ class Resolver:
 
     def _entry(self, name: str) -> Entry:
         if name.startswith(FILE_PREFIX):
-            path, identity = split_file_name(name)
-            return Entry(
-                name,
-                Manifest(name=name, artifact=ArtifactSource(path=path, format=None if identity is None else BYTES)),
-            )
+            wanted = parse_file_name(name)
+            source = ArtifactSource(path=wanted.path, format=wanted.format, options=wanted.options)
+            framework = Framework(wanted.framework[0], f"=={wanted.framework[1]}") if wanted.framework else None
+            return Entry(name, Manifest(name=name, artifact=source, framework=framework))
         return self.references.followed(name)
 
     def forget(self, name: str) -> None:
