@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import sys
 
 from trims_client.transparent.file_bytes import bytes_of
 from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
@@ -33,6 +34,11 @@ def adapt(numpy: ModuleType) -> Callable[[], None]:
         note_aside(_LOADER, f"numpy {numpy.__version__} is not known")
         return lambda: None
 
+    home = sys.modules.get(getattr(original, "__globals__", {}).get("__name__", ""))
+    if home is None or not home.__name__.startswith("numpy."):  # it may read what is no file of numpy's
+        note_aside(_LOADER, "another library has patched it")
+        return lambda: None
+
     @functools.wraps(original)
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -48,7 +54,7 @@ def adapt(numpy: ModuleType) -> Callable[[], None]:
         # Outside of the block: an error of the original has no context of ours.
         return aside.load(_LOADER, lambda: original(file, *args, **kwargs))
 
-    return replace([(numpy, "load")], original, load)
+    return replace([(numpy, "load"), (home, "load")], original, load)
 
 
 def _array(numpy: ModuleType, data: memoryview) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import sys
 import threading
 
 from trims_client.transparent.file_bytes import bytes_of, identity_of
@@ -38,7 +39,12 @@ def adapt(torch: ModuleType) -> Callable[[], None]:
     if _version(torch) not in _PROVEN:
         note_aside(_LOADER, f"torch {torch.__version__} is not known")
         return lambda: None
-    original, from_file = torch.load, torch.UntypedStorage.from_file
+    original, from_file = torch.serialization.load, torch.UntypedStorage.from_file
+    if original.__globals__ is not vars(torch.serialization):
+        note_aside(_LOADER, "another library has patched it")
+        return lambda: None
+    if torch.load is not original:  # calls the original as it was bound there, which may be found, or not at all
+        note_aside(_LOADER, "another library has patched torch.load")
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,9 +64,15 @@ def adapt(torch: ModuleType) -> Callable[[], None]:
         _serving.bytes, _serving.used = None, True
         return torch.frombuffer(found.data, dtype=torch.uint8).untyped_storage()
 
-    undo_load = replace([(torch, "load"), (torch.serialization, "load")], original, load)
+    places = [(torch, "load"), (torch.serialization, "load")]
+    undo_load = replace(places, original, load, kept=_in_tables(original))
     undo_bytes = replace([(torch.UntypedStorage, "from_file")], from_file, served)
     return lambda: (undo_load(), undo_bytes())[0]
+
+
+def _in_tables(original: object) -> int:
+    """Return how often TorchScript's table of functions has the original."""
+    return sum(each[0] is original for each in getattr(sys.modules.get("torch.jit._builtins"), "_builtin_ops", ()))
 
 
 def _found(f: Any, mmap: object) -> FileBytes:
