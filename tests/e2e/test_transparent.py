@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pickle
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch", reason="missing framework: torch")
 pytestmark = pytest.mark.usefixtures("daemon", "installed")
 _LETTERS = 1 << 19
-PLAIN_LOAD, PLAIN_NUMPY = torch.load, np.load
+#: Not by value, which an adapter would find.
+PLAIN_LOAD, PLAIN_NUMPY = functools.partial(torch.load), functools.partial(np.load)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert transparent.install()
     yield
     transparent.uninstall()
-    assert (torch.load, np.load) == (PLAIN_LOAD, PLAIN_NUMPY)
+    assert (torch.load, np.load) == (PLAIN_LOAD.func, PLAIN_NUMPY.func)
     if shared._shared is not None:
         shared._shared.close()
 
@@ -332,11 +334,11 @@ def test_what_another_library_puts_over_an_adapter_stays(tmp_path: Path) -> None
     try:
         transparent.uninstall()
         assert torch.load is theirs
-        assert torch.serialization.load is PLAIN_LOAD
+        assert torch.serialization.load is PLAIN_LOAD.func
         torch.save({"w": weight()}, path := tmp_path / "m.bin")
         assert torch.equal(torch.load(path)["w"], weight())
     finally:
-        torch.load = PLAIN_LOAD
+        torch.load = PLAIN_LOAD.func
 
 
 _PROGRAM = """
