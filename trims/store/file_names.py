@@ -46,7 +46,8 @@ def parse_file_name(name: str) -> FileName:
     if not (slash and colon and identities and asked.endswith(":")):
         raise CallerError(f"{rest!r} is not absolute; the daemon does not know your current folder")
     format_, *words = form.split(",")
-    options, framework = {}, ()
+    options: dict[str, str] = {}
+    framework: tuple[str, str] | tuple[()] = ()
     for word in words:
         key, equal, value = word.partition("=")
         if value.startswith("="):

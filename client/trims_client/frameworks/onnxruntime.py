@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnxruntime
 
@@ -36,6 +36,7 @@ from trims.image.external import NO_FOLDER, exchange_name
 from trims.image.host import cpu_features
 from trims.image.program import ONNX_ORIGINAL, WHY
 from trims_client.frameworks._onnxruntime_options import (
+    CPU_PROVIDER,
     checked_providers,
     complete_options,
     level_of,
@@ -173,6 +174,51 @@ def session(
     if "packed" in program.attributes:
         return _in_two_stages(weights, program, chosen, session_options, packed_options)
     return make(session_options, {name: _ort_value(weights, name) for name in weights})
+
+
+class Parts(NamedTuple):
+    """What an ordinary `InferenceSession` is made of, in place of a model's file.
+
+    Attributes:
+        body: The optimized graph.
+        options: Options that feed it the weights.
+        kept: What the session reads: it must live as long.
+        packing: Makes the session that computes, if this one is only to describe the model; None if it computes itself.
+    """
+
+    body: bytes
+    options: onnxruntime.SessionOptions
+    kept: object
+    packing: Packing | None
+
+
+def parts(weights: Weights, options: Callable[[], onnxruntime.SessionOptions]) -> Parts:
+    """Return the parts of sessions whose runs are those of a session of the model's own file, to the bit.
+
+    Args:
+        weights: Model converted from ONNX with `prepack: shared`.
+        options: Returns options as the program has stated them, new at each call.
+
+    Raises:
+        NotSupportedError: The image is no such model, was made for another ONNX Runtime or processor, or lies in no
+            file that this process sees.
+    """
+    program = _checked_program(weights)
+    if program.kind == ONNX_ORIGINAL:
+        raise NotSupportedError(f"{weights.name!r} is as published: {program.attributes.get(WHY, 'not converted yet')}")
+    _check_host(weights.name, program.attributes)
+    packed, providers = program.attributes.get("packed"), [CPU_PROVIDER]
+    values = {name: _ort_value(weights, name) for name in weights if packed is None or name != packed["block"]}
+    kept = (values, weights.view)
+    if packed is None:
+        return Parts(program.body, _fed(packing_options(options()), weights, program, values), kept, None)
+    path = file_behind(weights)
+    if path is None:
+        raise NotSupportedError(f"no file that this process sees has the image of {weights.name!r}")
+    plain = options()
+    plain.enable_mem_reuse, plain.intra_op_num_threads, plain.inter_op_num_threads = False, 1, 1  # it runs nothing
+    packing = Packing(weights.name, _packed_maker(weights, program, path, providers, options()))
+    return Parts(program.body, _fed(plain, weights, program, values), kept, packing)
 
 
 def running(session: onnxruntime.InferenceSession) -> onnxruntime.InferenceSession:
