@@ -8,6 +8,7 @@ import onnxruntime
 
 from trims.core.errors import CallerError, NotSupportedError
 from trims.image.external import EXTERNAL_FOLDER, NO_FOLDER, NO_PREPACKING
+from trims.image.host import cpu_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +66,27 @@ def complete_options(
         options.add_session_config_entry(EXTERNAL_FOLDER, folder)
     options.add_session_config_entry(_OWNER, name)
     return options
+
+
+def check_host(name: str, made_for: Mapping[str, Any]) -> None:
+    """Refuse a graph made for another release or vector width: it may crash or give wrong results here."""
+    version, features = made_for["onnxruntime"], made_for["cpu"]
+    remedy = "load the model again here, or convert it with the option `optimize: none`"
+    if version is not None and version != onnxruntime.__version__:
+        raise NotSupportedError(
+            f"{name!r} was optimized by ONNX Runtime {version}, this process has {onnxruntime.__version__}; "
+            f"install onnxruntime=={version}, or {remedy}"
+        )
+    here = cpu_features()
+    if features is not None and tuple(features) != here:
+        raise NotSupportedError(
+            f"{name!r} was optimized for a processor with {_difference(features, here)}, this one has "
+            f"{_difference(here, features)}; {remedy}"
+        )
+
+
+def _difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    return ", ".join(sorted(set(ours) - set(theirs))) or "nothing beside"
 
 
 def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntime.SessionOptions:

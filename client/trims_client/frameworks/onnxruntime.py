@@ -33,10 +33,10 @@ import onnxruntime
 from trims.core.errors import ArtifactChangedError, NotSupportedError
 from trims.core.units import format_bytes
 from trims.image.external import NO_FOLDER, exchange_name
-from trims.image.host import cpu_features
 from trims.image.program import ONNX_ORIGINAL, WHY
 from trims_client.frameworks._onnxruntime_options import (
     CPU_PROVIDER,
+    check_host,
     checked_providers,
     complete_options,
     level_of,
@@ -161,7 +161,7 @@ def session(
     program = _checked_program(weights)
     if program.kind == ONNX_ORIGINAL:
         return _over_original(weights, program, checked_providers(providers), session_options)
-    _check_host(weights.name, program.attributes)
+    check_host(weights.name, program.attributes)
     on_device = weights.device is not None
     chosen = _providers_on_device(weights, program, providers) if on_device else checked_providers(providers)
 
@@ -206,7 +206,7 @@ def parts(weights: Weights, options: Callable[[], onnxruntime.SessionOptions]) -
     program = _checked_program(weights)
     if program.kind == ONNX_ORIGINAL:
         raise NotSupportedError(f"{weights.name!r} is as published: {program.attributes.get(WHY, 'not converted yet')}")
-    _check_host(weights.name, program.attributes)
+    check_host(weights.name, program.attributes)
     packed, providers = program.attributes.get("packed"), [CPU_PROVIDER]
     values = {name: _ort_value(weights, name) for name in weights if packed is None or name != packed["block"]}
     kept = (values, weights.view)
@@ -385,27 +385,6 @@ def _checked_program(weights: Weights) -> Program:
         kind = "no program" if program is None else f"a program for {program.kind}"
         raise NotSupportedError(f"{weights.name!r} carries {kind}; a session needs a model converted from ONNX")
     return program
-
-
-def _check_host(name: str, made_for: Mapping[str, Any]) -> None:
-    """Refuse a graph made for another release or vector width: it may crash or give wrong results here."""
-    version, features = made_for["onnxruntime"], made_for["cpu"]
-    remedy = "load the model again here, or convert it with the option `optimize: none`"
-    if version is not None and version != onnxruntime.__version__:
-        raise NotSupportedError(
-            f"{name!r} was optimized by ONNX Runtime {version}, this process has {onnxruntime.__version__}; "
-            f"install onnxruntime=={version}, or {remedy}"
-        )
-    here = cpu_features()
-    if features is not None and tuple(features) != here:
-        raise NotSupportedError(
-            f"{name!r} was optimized for a processor with {_difference(features, here)}, this one has "
-            f"{_difference(here, features)}; {remedy}"
-        )
-
-
-def _difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    return ", ".join(sorted(set(ours) - set(theirs))) or "nothing beside"
 
 
 def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:
