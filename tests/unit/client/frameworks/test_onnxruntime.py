@@ -19,6 +19,7 @@ onnx = pytest.importorskip("onnx")
 from in_place_files import weights_of  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx_models import attention, convolution, feeds, own_answer, save, value, write_image  # noqa: E402
+from trims_client.frameworks import _onnxruntime_options
 from trims_client.frameworks import onnxruntime as shared  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
@@ -297,7 +298,7 @@ def test_another_release_is_refused_by_name_with_the_remedy(tmp_path: Path, monk
 
 def test_another_processor_is_refused_by_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with attach(convolution(tmp_path)) as weights:
-        monkeypatch.setattr(shared, "cpu_features", lambda: ("m68k", "avx1024"))
+        monkeypatch.setattr(_onnxruntime_options, "cpu_features", lambda: ("m68k", "avx1024"))
         with pytest.raises(NotSupportedError, match=r"this one has avx1024, m68k.*optimize: none"):
             shared.session(weights)
 
@@ -307,7 +308,7 @@ def test_an_unoptimized_image_runs_on_any_processor_and_release(
 ) -> None:
     main = convolution(tmp_path)
     with attach(main, optimize="none") as weights:
-        monkeypatch.setattr(shared, "cpu_features", lambda: ("m68k",))
+        monkeypatch.setattr(_onnxruntime_options, "cpu_features", lambda: ("m68k",))
         (answer,) = shared.session(weights).run(None, feeds(main))
     np.testing.assert_array_equal(answer, own_answer(main, level="ORT_DISABLE_ALL"))
 
