@@ -19,7 +19,7 @@ onnx = pytest.importorskip("onnx")
 from in_place_files import weights_of  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx_models import attention, convolution, feeds, own_answer, save, value, write_image  # noqa: E402
-from trims_client.frameworks import _onnxruntime_options
+from trims_client.frameworks import _onnxruntime_options  # noqa: E402
 from trims_client.frameworks import onnxruntime as shared  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
