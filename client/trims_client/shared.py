@@ -31,12 +31,16 @@ _shared: Session | None = None
 _guard = _Guard()
 
 
-def shared_session(fallback: Literal["load"] | None = None) -> Session:
-    """One session for the whole process, for `trims.open_file`; a forked child makes one of its own."""
+def shared_session(fallback: Literal["load"] | None = None, agent: str = "") -> Session:
+    """One session for the whole process, for `trims.open_file`; a forked child makes one of its own.
+
+    Args:
+        agent: Name in `trims ps`, if this call makes the session.
+    """
     global _shared  # noqa: PLW0603 - one for each process is the point
     with _guard.lock:
         if _shared is None or _shared.closed or _shared.inherited:
-            _shared = Session(fallback=fallback)
+            _shared = Session(fallback=fallback, agent=agent)
             _shared._fallback = None  # each call states its own fallback
         return _shared
 

@@ -385,7 +385,7 @@ def test_a_program_that_exec_starts_loads_through_the_store(tmp_path: Path) -> N
     torch.save({"w": weight()}, path := tmp_path / "m.bin")
     (tmp_path / "app.py").write_text(_APP)
     time.sleep(2.1)  # the program's own clock decides when a write is long ago
-    command = run_module("trims.cli.main", "exec", "--why", "--loaders", "--", sys.executable, "app.py", path)
+    command = run_module("trims.cli.main", "exec", "--why", "--", sys.executable, "app.py", path)
     environment = {**os.environ, "TRIMS_TRANSPARENT_REPORT": "1"}
     said = ""
     for _ in range(4):

@@ -58,6 +58,7 @@ _FLAGS = {
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "tenants": "the tenants file: who shares this machine, and how much each may hold (default: none)",
     "template-capacity-bytes": "memory of the templates of `trims exec` (default: an eighth of what may be taken)",
+    "loaders": "no: frameworks of programs that `trims exec` starts load alone (default: yes, through the store)",
     "grpc-ping-s": "least seconds between two keepalive pings of a client over gRPC, 0 for any (default: 0.1)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
     "always-hash": "yes: read artifacts at each look, for those written through shared mappings (default: no)",

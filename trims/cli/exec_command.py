@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a template is kept without being used, and that it must save each start.
 _KEEP_ALIVE_S, _LEAST_SAVING_S = 600.0, 0.01
+#: Options without a value, and what they set.
+_FLAGS = {"--why": {"why": True}, "--loaders": {"loaders": True}, "--no-loaders": {"loaders": False}}
 #: Options with a number of seconds, and the names of what they set.
 _SECONDS = {"--keep-alive": "keep_alive_s", "--least-saving": "least_saving_s"}
 
@@ -36,8 +38,8 @@ def launch(words: Sequence[str]) -> int | None:
         index += 1
         if word == "--":
             break
-        if word in ("--why", "--loaders"):
-            given[word[2:]] = True
+        if word in _FLAGS:
+            given.update(_FLAGS[word])
         elif word in (*_SECONDS, "--ignore", "--runtime-dir") and index < len(words):
             if not _take(given, word, words[index]):
                 return None
@@ -77,11 +79,14 @@ def _take(given: dict[str, Any], word: str, value: str) -> bool:
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
+    import argparse
+
     text = "run an unmodified program, from the second time on from a template with its imports"
     parser = commands.add_parser("exec", help=text, description=text, usage="trims exec [options] -- COMMAND ...")
     parser.add_argument("--why", action="store_true", help="print whether a template was used, or why not")
-    text = "let the program's frameworks load through the store, from its second run on: docs/transparent.md"
-    parser.add_argument("--loaders", action="store_true", help=text)
+    text = "whether the program's frameworks load through the store, from its second run on (docs/transparent.md)"
+    text += "; as the daemon is set (yes) without this option"
+    parser.add_argument("--loaders", action=argparse.BooleanOptionalAction, help=text)
     text = f"seconds for which a template that this run makes is kept unused (default: {_KEEP_ALIVE_S:g})"
     parser.add_argument("--keep-alive", type=_seconds, default=_KEEP_ALIVE_S, metavar="SECONDS", help=text)
     text = (

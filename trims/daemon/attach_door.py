@@ -84,6 +84,7 @@ class AttachDoor:
         tenants: Tenants that share the daemon; by default none.
         on_death: Called if the door's thread dies.
         template_bytes: Memory that the templates of programs may take.
+        loaders: Whether programs of templates get the loaders that read through the store.
 
     Attributes:
         clients: How many clients each tenant has.
@@ -100,9 +101,10 @@ class AttachDoor:
         tenants: Tenants | None = None,
         on_death: Callable[[BaseException], None] = lambda _: None,
         template_bytes: int = 0,
+        loaders: bool = True,
     ) -> None:
         self._store = store
-        self._templates = ProgramTemplates(template_bytes, self._end_session)
+        self._templates = ProgramTemplates(template_bytes, self._end_session, loaders=loaders)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
         self._path, self._mode, self._boot = path, mode, boot

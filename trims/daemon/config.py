@@ -106,6 +106,7 @@ class Config:
             endpoint beside the daemon; 0 for any.
         template_capacity_bytes: Memory of the templates that `trims exec` starts programs from. Default: an eighth of
             what memory and control groups allow.
+        loaders: Whether frameworks of programs that `trims exec` starts load through the store.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
             through shared mappings, which no time shows.
         trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
@@ -158,6 +159,7 @@ class Config:
     max_sessions: int = 4096
     grpc_ping_s: float = PING_S
     template_capacity_bytes: int = field(default_factory=lambda: allowed_bytes() // 8)
+    loaders: bool = True
     always_hash: bool = False
     trust: str = "identity"
     prove: str = "behind"
@@ -375,6 +377,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "max_sessions": int,
     "grpc_ping_s": _pause_s,
     "template_capacity_bytes": parse_bytes,
+    "loaders": _flag,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),
     "prove": lambda value: str(value).lower(),

@@ -216,6 +216,7 @@ class Daemon:
             boot=self.boot,
             on_death=self._door_died,
             template_bytes=config.template_capacity_bytes,
+            loaders=config.loaders,
         )
         self.control = ControlDoor(
             self.store,

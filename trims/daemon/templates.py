@@ -135,6 +135,7 @@ class ProgramTemplates:
         most_bytes: Memory that all of them may take; beyond it, the one that was not used for longest is ended.
         end: Ends a session, and why.
         caller: Looks up a client.
+        loaders: Whether programs get the loaders that read through the store, unless their start says otherwise.
     """
 
     def __init__(
@@ -142,9 +143,12 @@ class ProgramTemplates:
         most_bytes: int,
         end: Callable[[int, str], None],
         caller: Callable[[Connection], Caller] = caller_of,
+        *,
+        loaders: bool = True,
     ) -> None:
         self._most_bytes = most_bytes
         self._end, self._caller = end, caller
+        self._to_start: Message = {"state": "ready"} if loaders else {"state": "ready", "loaders": False}
         self._known: dict[_Place, _Known] = {}
         #: Variables that the imports of a program read although most do not (see `Program.unread`).
         self._reads: dict[_Base, tuple[str, ...]] = {}
@@ -172,7 +176,7 @@ class ProgramTemplates:
         known = self._known.get(place)
         if known is not None and known.address:
             known.used_s, known.starts = time.monotonic(), known.starts + 1
-            return {"state": "ready", "address": known.address, "token": known.token}
+            return {**self._to_start, "address": known.address, "token": known.token}
         if known is not None:
             return {"state": "aside", "why": f"its template is being made of process {known.maker}"}
         why, until_s, _ = self._unfit.get(place, ("", 0.0, ""))

@@ -85,8 +85,8 @@ class Host:
 
     Args:
         plan: `interpreter`, `flags`, `environment`, `folder`, `working_folder` and `own` of the program, its `key`, the
-            names of variables that no import should read (`unread`), `keep_alive_s`, `least_saving_s`, and the callers'
-            `token`.
+            names of variables that no import should read (`unread`), `keep_alive_s`, `least_saving_s`, the callers'
+            `token`, and the folders of our packages (`loaders`).
         door: Session at the daemon that has granted the making of this template.
         names: Memory in which the first run notes what it imports.
         program: Descriptor of that run (pidfd).

@@ -63,12 +63,13 @@ class Launch:
         keep_alive_s: Seconds for which a template that this start makes is kept without being used.
         least_saving_s: Seconds that the imports of this run must take for a template to be worth its memory.
         ignored: Names of variables that do not distinguish templates.
-        loaders: Whether a fork's frameworks load through the store (`trims_client.transparent`).
+        loaders: Whether a fork's frameworks load through the store (`trims_client.transparent`); None as the daemon is
+            set.
     """
 
     def __init__(
         self, command: Sequence[str], *, runtime_dir: str = "", why: bool = False, keep_alive_s: float = 600.0,
-        least_saving_s: float = 0.01, ignored: Sequence[str] = (), loaders: bool = False,
+        least_saving_s: float = 0.01, ignored: Sequence[str] = (), loaders: bool | None = None,
     ) -> None:  # fmt: skip
         self._command = list(command)
         self._runtime_dir = runtime_dir or default_runtime_dir()
@@ -155,7 +156,7 @@ class Launch:
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
             "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
             "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)), "token": token,
-            "least_saving_s": self._least_saving_s,
+            "least_saving_s": self._least_saving_s, "loaders": _our_packages(),
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])
@@ -207,7 +208,7 @@ class Launch:
             "argv": program.argv, "arguments": program.arguments, "comm": program.comm, "folder": program.folder,
             "environment": dict(os.environ), "numbers": numbers, "blocked": sorted(map(int, blocked)),
             "ignored": sorted(int(each) for each in signal.valid_signals() if _is_ignored(each)),
-            "loaders": _our_packages() if self._loaders else None,
+            "loaders": found.get("loaders", True) if self._loaders is None else self._loaders, "report": self._why,
         }  # fmt: skip
         # Descriptors behind the answer only: those that lie in the queue of a host that hangs would stay open.
         answer, _ = _received(conn)

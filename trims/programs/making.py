@@ -95,7 +95,7 @@ class TemplateProcess:
             os.close(self._progress)
             raise
         try:
-            known = {key: plan[key] for key in ("own", "folder", "unread")}
+            known = {key: plan[key] for key in ("own", "folder", "unread", "loaders")}
             message = {"op": "import", "modules": self.modules, "banned": list(banned), **known}
             messages.send(self.child.socket, message, long=True)
             self.child.socket.setblocking(False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import time
 from typing import NamedTuple
 
-from trims_client.transparent.outcomes import StepAsideError
+from trims_client.transparent.outcomes import StepAsideError, note_begin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def wanted_file(file: object, beside: Sequence[str] = ()) -> WantedFile:
         file: What a load function was given.
         beside: Endings which, behind its name, may be names of further files of the same model.
     """
+    note_begin()
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise StepAsideError("not a path")
     try:
@@ -120,7 +122,7 @@ def opened(wanted: WantedFile, form: str) -> Iterator[Weights]:
 
     name = _NAME.format(form, wanted.identity, wanted.path)
     try:
-        session = shared_session()
+        session = shared_session(agent=_agent())
         try:
             weights = session.open(name, place="cpu", deadline_s=_PATIENCE_S)
         except DeadlineError as error:
@@ -129,6 +131,13 @@ def opened(wanted: WantedFile, form: str) -> Iterator[Weights]:
             yield weights
     except (TrimsError, OSError) as error:
         raise StepAsideError(getattr(error, "code", type(error).__name__)) from error
+
+
+def _agent() -> str:
+    """Return what `trims ps` shows of this program."""
+    path = sys.argv[0] if sys.argv else ""
+    name = os.path.basename(os.path.dirname(path) if os.path.basename(path) == "__main__.py" else path) or "python"
+    return f"loaders of {name}".encode("utf-8", "backslashreplace").decode()
 
 
 def _prefetch(name: str) -> None:

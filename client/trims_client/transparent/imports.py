@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     Hook = Callable[[ModuleType], object]
 
+#: Packages whose modules are not foreign.
+_HOUSE = sys.stdlib_module_names | {"trims", "trims_client"}
+
 
 class ImportHooks:
     """A finder that finds nothing itself: it has others find a module, and runs the module's hook behind its code."""
@@ -24,6 +27,8 @@ class ImportHooks:
     def __init__(self) -> None:
         self._hooks: dict[str, Hook] = {}
         self._finding: set[tuple[str, int]] = set()
+        #: Called once, before the first module that is not the standard library's is found.
+        self.foreign: Callable[[], None] | None = None
 
     def add(self, name: str, hook: Hook) -> None:
         """Run a hook with the module of this name: now if it is imported, else as soon as it is."""
@@ -38,6 +43,7 @@ class ImportHooks:
     def clear(self) -> None:
         """Forget all hooks."""
         self._hooks.clear()
+        self.foreign = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -45,6 +51,9 @@ class ImportHooks:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
+        if self.foreign is not None and name.partition(".")[0] not in _HOUSE:
+            foreign, self.foreign = self.foreign, None
+            foreign()
         asked = name, get_ident()
         if name not in self._hooks or asked in self._finding:
             return None

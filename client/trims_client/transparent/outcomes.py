@@ -1,10 +1,13 @@
-"""Counts of loads that came from the store, and of those that did not, by reason."""
+"""Counts, bytes and seconds of loads that came from the store, and of those that did not, by reason."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
-from collections import Counter
+import threading
+import time
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,11 +21,15 @@ class Report(NamedTuple):
         shared: Loads from shared memory, by loader (`torch.load`).
         shared_bytes: Bytes of the files of these loads.
         stepped_aside: Loads that the original did alone, by loader and reason.
+        bytes_of: `shared_bytes` by loader.
+        seconds_of: Seconds that loads took, by loader, and reason if the original did them alone (`""`: it did not).
     """
 
     shared: dict[str, int]
     shared_bytes: int
     stepped_aside: dict[tuple[str, str], int]
+    bytes_of: dict[str, int]
+    seconds_of: dict[tuple[str, str], float]
 
 
 class StepAsideError(Exception):
@@ -39,33 +46,54 @@ class StepAsideError(Exception):
 
     def load(self, loader: str, original: Callable[[], Any]) -> Any:
         """Count the load, and return what the original returns."""
-        _stepped_aside[loader, str(self)] += 1
+        reason = str(self)
+        _stepped_aside[loader, reason] += 1
+        _begun.since_s = None
+        since_s = time.perf_counter()
         try:
             return original()
         finally:
+            _seconds[loader, reason] += time.perf_counter() - since_s
             if self._behind is not None:
                 self._behind()
 
 
 _shared: Counter[str] = Counter()
 _stepped_aside: Counter[tuple[str, str]] = Counter()
-_bytes = [0]
+_bytes: Counter[str] = Counter()
+_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+_begun = threading.local()
+
+
+def note_begin() -> None:
+    """Note that a load of this thread begins."""
+    _begun.since_s = time.perf_counter()
 
 
 def note_shared(loader: str, nbytes: int) -> None:
     """Count a load from shared memory."""
     _shared[loader] += 1
-    _bytes[0] += nbytes
+    _bytes[loader] += nbytes
+    since_s, _begun.since_s = getattr(_begun, "since_s", None), None
+    if since_s is not None:
+        _seconds[loader, ""] += time.perf_counter() - since_s
 
 
 def note_aside(loader: str, reason: str) -> None:
     """Count a load that the original did alone."""
+    _begun.since_s = None
     _stepped_aside[loader, reason] += 1
 
 
 def report() -> Report:
     """Return what became of the loads of this process so far."""
-    return Report(dict(_shared), _bytes[0], dict(_stepped_aside))
+    return Report(dict(_shared), _bytes.total(), dict(_stepped_aside), dict(_bytes), dict(_seconds))
+
+
+def clear() -> None:
+    """Count from zero again, as each forked child does."""
+    for each in (_shared, _stepped_aside, _bytes, _seconds):
+        each.clear()
 
 
 def report_at_end() -> None:
@@ -74,8 +102,21 @@ def report_at_end() -> None:
 
 
 def _print() -> None:
+    from trims.core.units import format_bytes, format_seconds
+
     found = report()
-    lines = [f"trims: {loader}: {count} from shared memory\n" for loader, count in found.shared.items()]
-    for (loader, reason), count in found.stepped_aside.items():
-        lines.append(f"trims: {loader}: {count} by the framework alone: {reason}\n")
-    sys.stderr.writelines(lines)
+    rows = [
+        (loader, count, "from shared memory", f"{format_bytes(found.bytes_of[loader])} in {{}}", (loader, ""))
+        for loader, count in found.shared.items()
+    ]
+    rows += [
+        (loader, count, f"by the framework alone: {reason}", "{}", (loader, reason))
+        for (loader, reason), count in found.stepped_aside.items()
+    ]
+    widths = [max((len(str(row[column])) for row in rows), default=0) for column in range(2)]
+    for loader, count, what, measure, key in rows:
+        took = f" ({measure.format(format_seconds(found.seconds_of[key]))})" if key in found.seconds_of else ""
+        sys.stderr.write(f"trims: {loader + ':':{widths[0] + 1}} {count:{widths[1]}} {what}{took}\n")
+
+
+os.register_at_fork(after_in_child=clear)

@@ -62,6 +62,7 @@ def test_words_that_are_not_of_the_usual_form_are_left_to_the_parser(
         ("-- -- y", "-- y", {}),
         ("--why x -- y", "x -- y", {"why": True}),
         ("--loaders x", "x", {"loaders": True}),
+        ("--loaders --no-loaders x", "x", {"loaders": False}),
         ("--ignore A --ignore B -- x", "x", {"ignored": ["A", "B"]}),
         ("--keep-alive 0 --runtime-dir /r -- x", "x", {"keep_alive_s": 0.0, "runtime_dir": "/r"}),
         ("--ignore -- -- x", "x", {"ignored": ["--"]}),
@@ -81,6 +82,7 @@ def test_the_usual_form_starts_what_is_behind_the_options(
         ("--keep-alive=5 -- python -c pass", {"keep_alive_s": 5.0}),
         ("--ignore=A --ignore B --why -- python -c pass", {"ignored": ["A", "B"], "why": True}),
         ("--runtime-dir=/r -- python -c pass", {"runtime_dir": "/r"}),
+        ("--no-loaders --ignore=A -- python -c pass", {"loaders": False, "ignored": ["A"]}),
     ],
 )
 def test_another_form_starts_the_same(
@@ -94,7 +96,7 @@ def test_another_form_starts_the_same(
         "keep_alive_s": 600.0,
         "least_saving_s": 0.01,
         "ignored": [],
-        "loaders": False,
+        "loaders": None,
     }
     assert started == [(["python", "-c", "pass"], {**usual, **options})]
 

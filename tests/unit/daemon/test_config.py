@@ -112,6 +112,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "trace": "yes", "trace_level": "System",
         "tenants": "/t.yaml", "max_sessions": "77", "grpc_ping_s": "2.5", "template_capacity_bytes": "1GiB",
+        "loaders": "no",
         "download_capacity_bytes": "1GiB", "fetch_connections": "3", "fetch_bytes_per_s": "1MiB",
         "fetch_patience_s": "9", "allow_hosts": "models.lan, 10.0.0.0/8", "always_hash": "yes", "trust": "verified",
         "fetch_headers": "/h", "prove": "First", "endpoint": "Yes", "endpoint_flags": "--port 9000",
@@ -125,8 +126,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, 3.0, False, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20,
         1 << 30, 3, 1 << 20, 9.0, Path("/h"), ("models.lan", "10.0.0.0/8"), 0o660,
-        Path("/t.yaml"), 77, 2.5, 1 << 30, True, "verified", "first", "yes", ("--port", "9000"), True, Level.SYSTEM,
-        True, "debug", "json",
+        Path("/t.yaml"), 77, 2.5, 1 << 30, False, True, "verified", "first", "yes", ("--port", "9000"), True,
+        Level.SYSTEM, True, "debug", "json",
     )  # fmt: skip
 
 

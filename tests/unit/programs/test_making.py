@@ -46,7 +46,7 @@ class FirstRun:
         self.plan: dict[str, Any] = {
             "interpreter": str(environment.python), "flags": [], "own": "", "folder": str(folder),
             "environment": {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}, "working_folder": str(folder),
-            "unread": [], "least_saving_s": 0.0,
+            "unread": [], "least_saving_s": 0.0, "loaders": {},
         }  # fmt: skip
         self.making = Making(self.plan, self.names)
         self.made: list[TemplateProcess] = []
@@ -214,7 +214,7 @@ def start(environment: Environment, tmp_path: Path) -> Iterator[Start]:
 
     def begin(*modules: str, flags: tuple[str, ...] = (), **how: Any) -> TemplateProcess:
         plan = {
-            "interpreter": str(environment.python), "flags": flags, "own": "", "unread": (),
+            "interpreter": str(environment.python), "flags": flags, "own": "", "unread": (), "loaders": {},
             "folder": str(tmp_path / "program"), "working_folder": str(tmp_path), **how,
             "environment": {"PATH": os.environ["PATH"], **how.get("environment", {})},
         }  # fmt: skip
@@ -373,7 +373,8 @@ def test_a_python_that_is_too_old_or_none_ends_before_its_first_module(tmp_path:
     code = "import os, sys\nprint('no templates', flush=True)\nos.read(int(sys.argv[4]), 1)\n"
     (tmp_path / "python3").write_text(f"#!{sys.executable}\n{code}")
     (tmp_path / "python3").chmod(0o755)
-    plan = {"own": "", "folder": "", "working_folder": "/nothing", "unread": (), "flags": (), "environment": {}}
+    plan = {"own": "", "folder": "", "working_folder": "/nothing", "unread": (), "flags": (), "environment": {},
+            "loaders": {}}  # fmt: skip
     template = TemplateProcess({"interpreter": str(tmp_path / "python3"), **plan}, ["json"], banned=())
     try:
         assert heard(template) is None

@@ -2,7 +2,7 @@
 
 Standard library only until its first message. Messages are those of `fork_loop`, with more fields:
 
-    {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...]}
+    {"op": "import", "modules": [...], "banned": [...], "own": NAME, "folder": ..., "unread": [...], "loaders": {...}}
                             -> {"op": "imported", ...}, or {"op": "unfit", "modules": [...], "why": ...}
     {"op": "fork", "leads": ...} and a socket
                             -> {"op": "forked", "pid": ..., "group": ...} and a pidfd
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from trims.process import messages
 from trims.process.lifeline import depend_on
 from trims.programs.inside.importing import Importer, is_imported
+from trims.programs.inside.loaders import Loaders
 from trims.programs.inside.main_program import run
 from trims.programs.inside.observed import MEMORY_BYTES, PLACE, read_names, with_detail, write_name
 from trims.programs.inside.protocol import GO, LONG_BYTES, MOST_DESCRIPTORS, READY
@@ -37,7 +38,7 @@ from trims.templates.fork_loop import ForkLoop
 from trims.templates.randomness import reseed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from trims.wire.frames import Message
 
@@ -82,6 +83,7 @@ class Template(ForkLoop):
             self._known.add(end.fileno())
         self._poll.register(self._wakers[0], select.POLLIN)
         self._importer = Importer(before, self._known, output, progress)
+        self.loaders = Loaders({}, "")
 
     def serve(self) -> None:
         """Carry out messages and report on forks until the host lets go. Raises Fork in a fork."""
@@ -90,7 +92,10 @@ class Template(ForkLoop):
         super().serve()
 
     def _import(self, message: Message) -> Message:
-        return self._importer.run(message)
+        imported = self._importer.run(message)
+        if imported["op"] == "imported":
+            self.loaders = Loaders(message["loaders"], message["folder"])
+        return imported
 
     def _blocker(self, own: Collection[int]) -> str | None:
         return None if self._importer.restarting else super()._blocker(own)
@@ -260,29 +265,6 @@ def _take_down(modules: list[str]) -> None:
     gc.collect()
 
 
-def _install_loaders(folders: Mapping[str, str]) -> None:
-    """Have frameworks' load functions read through the store (`trims_client.transparent`).
-
-    Args:
-        folders: Our packages, which the program's interpreter does not find by itself.
-    """
-    if any(name in sys.modules for name in folders):
-        return  # the program's imports have brought its own
-    import importlib.util
-
-    for name, folder in folders.items():
-        spec = importlib.util.spec_from_file_location(
-            name, f"{folder}/__init__.py", submodule_search_locations=[folder]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    from trims_client.transparent import install
-
-    install()
-
-
 def main(before: set[str]) -> None:
     """Entry: the arguments are descriptors, behind the folder of our package.
 
@@ -306,6 +288,6 @@ def main(before: set[str]) -> None:
         sys.excepthook(*sys.exc_info())
         os._exit(70)
     plan = template.begin(fork, ending)
-    if loaders := plan.get("loaders"):  # callers of the release before have none
-        _install_loaders(loaders)
+    if plan.get("loaders"):
+        template.loaders.begin(report=plan["report"])
     run(plan["arguments"], plan["argv"], ending.note)

@@ -1,0 +1,96 @@
+"""Transparent loaders (`trims_client.transparent`) of a template: prepared once, put in place in forks that want them.
+
+A program that imports no framework sees nothing of them. One whose environment has trims runs its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Loaders:
+    """Adapters of a template's forks. A finder that finds nothing: it hears that a framework is about to be imported.
+
+    Args:
+        folders: Our packages, which the program's interpreter does not find by itself; none for no loaders.
+        folder: What the program's `sys.path` begins with.
+    """
+
+    def __init__(self, folders: Mapping[str, str], folder: str) -> None:
+        self._names: frozenset[str] = frozenset()
+        self._modules: dict[str, Any] = {}
+        self._report = False
+        if not folders or any(name in sys.modules or _has(folder, name) for name in folders):
+            return  # modules of these names are the program's own
+        before = set(sys.modules)
+        with contextlib.suppress(Exception):  # else the program's frameworks load alone
+            self._names = _adapted(folders)
+        made = {name: sys.modules.pop(name) for name in sys.modules.keys() - before}
+        if self._names and not _has_installed(made):
+            self._modules = {name: module for name, module in made.items() if name.partition(".")[0] in folders}
+
+    def begin(self, *, report: bool) -> None:
+        """Put the adapters in place in a fork, now or as soon as it imports a framework.
+
+        Args:
+            report: Have the program report at its end.
+        """
+        self._report = report
+        if os.environ.get("TRIMS_TRANSPARENT") == "0":
+            return
+        if not self._names.isdisjoint(sys.modules):
+            self._install()
+        elif self._names:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name not in self._names:
+            return None
+        sys.meta_path.remove(self)
+        self._install()
+        return sys.meta_path[0].find_spec(name, path, target)  # that of the adapters
+
+    def _install(self) -> None:
+        for name, module in self._modules.items():
+            sys.modules.setdefault(name, module)
+        try:
+            from trims_client.transparent import install
+
+            install(report=self._report)
+        except Exception as error:  # noqa: BLE001 - another release in the program's environment may do anything
+            sys.stderr.write(f"trims exec: the frameworks load alone: {type(error).__name__}: {error}\n")
+
+
+def _adapted(folders: Mapping[str, str]) -> frozenset[str]:
+    """Import our adapters, and nothing of a framework. Return the modules whose import calls for them."""
+    for name, home in folders.items():
+        spec = spec_from_file_location(name, f"{home}/__init__.py", submodule_search_locations=[home])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    from trims_client.transparent import adapters
+
+    return adapters.names()
+
+
+def _has_installed(ours: Mapping[str, Any]) -> bool:
+    """Return whether the program's environment has another `trims_client` than ours."""
+    try:
+        spec = find_spec("trims_client")
+    except (ImportError, ValueError):  # as finders of others may raise
+        return False
+    places = {os.path.realpath(each) for each in (spec and spec.origin, ours["trims_client"].__file__) if each}
+    return spec is not None and len(places) > 1
+
+
+def _has(folder: str, name: str) -> bool:
+    return bool(folder) and (os.path.exists(f"{folder}/{name}") or os.path.exists(f"{folder}/{name}.py"))
