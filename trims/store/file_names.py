@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Formats that files are wanted in for load functions, and the options that may be stated for each.
-_WANTED: Mapping[str, tuple[str, ...]] = {"bytes": (), "onnx": ("prepack",)}
+_WANTED: Mapping[str, tuple[str, ...]] = {"bytes": (), "cast": ("dtype",), "onnx": ("prepack",)}
 
 
 class FileName(NamedTuple):

@@ -63,7 +63,7 @@ def test_a_failed_download_is_named_where_the_manifest_says_a_format(tmp_path: P
     with pytest.raises(ArtifactError, match=rf"model\.{SUFFIXES[name]} is {words}"):
         planned()
     # Folders are in tests/unit/formats/transformers; bytes are what they are.
-    assert set(formats()) == {*SUFFIXES, "transformers", "bytes"}
+    assert set(formats()) == {*SUFFIXES, "transformers", "bytes", "cast"}
 
 
 def test_a_shard_that_is_a_pointer_is_named_also_in_place(tmp_path: Path) -> None:
