@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import CallerError, NotSupportedError
-from trims.core.layout import DTYPE_BYTES
-from trims_client.weights import numpy_dtype
 
 os.environ.setdefault("MXNET_DISABLE_MKLDNN_FC_OPT", "1")  # before the import of MXNet, which reads it
 import mxnet as mx
-from mxnet.ndarray.ndarray import DLDataType
+
+from trims_client.frameworks._mxnet_arrays import TYPES, array_over, memory_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,12 +43,8 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
 _PROGRAM_KIND = "mxnet-symbol"
-#: dtypes that MXNet's operators support.
-_DTYPES = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
-#: Names of these dtypes in numpy.
+#: dtypes that MXNet's operators support, by their names in numpy.
 _NUMPY = ("float32", "float64", "float16", "uint8", "int8", "int32", "int64", "bool")
-#: Quantized models need int8: MXNet's engine supports it, but the table of `from_numpy` lacks it.
-DLDataType.TYPE_MAP.setdefault("int8", (0, 8, 1))
 
 
 def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -65,7 +60,7 @@ def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
     _check_on_host(weights)
     auxiliary = _checked_program(weights).attributes["auxiliary"]
     data = weights.data(private=True)
-    arrays = {spec.name: _array(spec, _bytes(weights, spec, data)) for spec in weights.layout}
+    arrays = {spec.name: _array(spec, data[spec.offset : spec.end]) for spec in weights.layout}
     states = {name: arrays.pop(name) for name in auxiliary}
     return arrays, states
 
@@ -252,16 +247,7 @@ def _holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     return np.can_cast(narrow, wide, "safe") and not (narrow.name == "int64" and wide.kind == "f")
 
 
-def _bytes(weights: Weights, spec: TensorSpec, data: memoryview) -> memoryview:
-    """Return the tensor's part of the data block, or a copy of it if it is not aligned to its element there."""
-    if spec.offset % DTYPE_BYTES[spec.dtype]:
-        return memoryview(bytearray(weights.raw(spec.name)))
-    return data[spec.offset : spec.end]
-
-
 def _array(spec: TensorSpec, data: memoryview) -> Any:
-    """Return an NDArray over the bytes; it keeps the numpy view, which keeps the mapping."""
-    if spec.dtype not in _DTYPES:
-        raise NotSupportedError(f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(_DTYPES)} only")
-    array = np.frombuffer(data, dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
-    return mx.nd.from_numpy(array, zero_copy=True)
+    if spec.dtype not in TYPES:
+        raise NotSupportedError(f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(TYPES)} only")
+    return array_over(memory_over(data, spec.dtype), spec.dtype, spec.shape)
