@@ -33,6 +33,7 @@ GROUPS = (
     "trims.sources",
     "trims.predictors",
     "trims.reseed",
+    "trims.loaders",
     "trims.commands",
     "trims.evaluations",
     "trims.cuda",

@@ -39,7 +39,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _descriptors,
         _folders,
         _variables,
-        lambda: _daemon(runtime_dir),
+        lambda: examine_daemon(runtime_dir),
         _frameworks,
         _environments,
         lambda: _gpu(runtime_dir),
@@ -209,7 +209,8 @@ def _variables() -> Iterator[Finding]:
         yield Finding("note", sentence)
 
 
-def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
+def examine_daemon(runtime_dir: str | None) -> Iterator[Finding]:
+    """Yield whether a daemon answers, and of which release it is."""
     from trims.control import admin
 
     try:

@@ -32,6 +32,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     doctor = commands.add_parser("doctor", help=text, description=text)
     text = "instead, write a backup of registry, catalog and lock file to this folder, also while the daemon runs"
     completed(doctor.add_argument("--backup", metavar="DIR", help=text), FILES)
+    text = "instead, say which frameworks of an environment load through the store (docs/transparent.md)"
+    doctor.add_argument("--loaders", action="store_true", help=text)
+    completed(doctor.add_argument("--python", metavar="PATH", help="its interpreter, with --loaders"), FILES)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"
@@ -66,13 +69,13 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from trims.cli.doctor import back_up_state, examine
-
     if options.backup is not None:
+        from trims.cli.doctor import back_up_state
+
         written = [str(path) for path in back_up_state(options.runtime_dir, options.backup)]
         say_done(options, f"written: {', '.join(written)}", files=written)
         return 0
-    findings = examine(options.runtime_dir)
+    findings = _findings(options)
     if options.json:
         say_json([finding.as_json() for finding in findings])
     else:
@@ -80,6 +83,18 @@ def _doctor(options: argparse.Namespace) -> int:
             say("\n".join(finding.lines(terminal_width())))
         say(f"\n{_summary(findings)}")
     return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+
+
+def _findings(options: argparse.Namespace) -> list[Finding]:
+    from trims.cli.doctor import examine, examine_daemon
+
+    if options.loaders:
+        from trims.cli.doctor_loaders import examine_loaders
+
+        return [*examine_loaders(options.python), *examine_daemon(options.runtime_dir)]
+    if options.python is not None:
+        raise CallerError("--python is the interpreter of `trims doctor --loaders`")
+    return examine(options.runtime_dir)
 
 
 def _summary(findings: Sequence[Finding]) -> str:

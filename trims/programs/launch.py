@@ -156,7 +156,7 @@ class Launch:
             "key": key, "interpreter": program.interpreter, "flags": program.flags, "own": program.own,
             "environment": dict(os.environ), "working_folder": os.getcwd(), "keep_alive_s": self._keep_alive_s,
             "folder": program.folder, "unread": sorted(UNREAD.difference(self._ignored)), "token": token,
-            "least_saving_s": self._least_saving_s, "loaders": _our_packages(),
+            "least_saving_s": self._least_saving_s, "loaders": our_packages(),
         }  # fmt: skip
         own = os.pidfd_open(os.getpid())
         _start_host([_in_memory(json.dumps(plan)), door.sock.fileno(), names, own])
@@ -286,7 +286,7 @@ def _inherited() -> list[int]:
     return sorted(found)
 
 
-def _our_packages() -> dict[str, str]:
+def our_packages() -> dict[str, str]:
     """Return the folders of the packages that a program's loaders are in."""
     from importlib.util import find_spec
 

@@ -22,7 +22,9 @@ VARIABLE = "TRIMS_TRANSPARENT"
 #: Variable that has a program report at its end, on standard error.
 REPORT_VARIABLE = "TRIMS_TRANSPARENT_REPORT"
 #: Modules of frameworks; the module of the same first name beside this one has the adapter.
-_ADAPTED = ("torch", "numpy", "mxnet", "onnxruntime", "transformers.modeling_utils")
+FRAMEWORKS = ("torch", "numpy", "safetensors.numpy", "mxnet", "onnxruntime", "transformers.modeling_utils")
+#: Entry points of other packages' adapters.
+GROUP = "trims.loaders"
 #: Module by which Python starts processes that go on with a program.
 _CHILDREN = "multiprocessing.util"
 _hooks = ImportHooks()
@@ -34,7 +36,7 @@ _others: Mapping[str, str] | None = None
 
 def names() -> frozenset[str]:
     """Return the modules whose import calls for an adapter."""
-    return frozenset((*_ADAPTED, _CHILDREN, *_of_others()))
+    return frozenset((*FRAMEWORKS, _CHILDREN, *_of_others()))
 
 
 def install(*, report: bool = False) -> bool:
@@ -49,9 +51,9 @@ def install(*, report: bool = False) -> bool:
         return False
     if not _undo:
         _undo.append(_hooks.clear)
-        for name in (*_ADAPTED, _CHILDREN):
+        for name in (*FRAMEWORKS, _CHILDREN):
             _hooks.add(name, _adapt)
-        if _others is not None or not sys.modules.keys().isdisjoint(_ADAPTED):
+        if _others is not None or not sys.modules.keys().isdisjoint(FRAMEWORKS):
             _hook_others()
         else:
             _hooks.foreign = _hook_others
@@ -73,12 +75,12 @@ def _of_others() -> Mapping[str, str]:
     if _others is None:
         from trims_client.transparent.entry_points import entry_points
 
-        _others = entry_points("trims.loaders")
+        _others = entry_points(GROUP)
     return _others
 
 
 def _hook_others() -> None:
-    for name in _of_others().keys() - {*_ADAPTED, _CHILDREN}:
+    for name in _of_others().keys() - {*FRAMEWORKS, _CHILDREN}:
         _hooks.add(name, _adapt)
 
 
@@ -95,7 +97,7 @@ def _adapt(module: ModuleType) -> None:
 def _adapter(name: str) -> Callable[[ModuleType], Callable[[], None]]:
     from importlib import import_module
 
-    if name in (*_ADAPTED, _CHILDREN):
+    if name in (*FRAMEWORKS, _CHILDREN):
         return import_module(f"{__package__}.{name.partition('.')[0]}").adapt  # type: ignore[no-any-return]
     home, _, function = _of_others()[name].partition(":")
     return getattr(import_module(home), function)  # type: ignore[no-any-return]

@@ -93,4 +93,4 @@ def _has_installed(ours: Mapping[str, Any]) -> bool:
 
 
 def _has(folder: str, name: str) -> bool:
-    return bool(folder) and (os.path.exists(f"{folder}/{name}") or os.path.exists(f"{folder}/{name}.py"))
+    return bool(folder) and any(os.path.exists(f"{folder}/{name}{end}") for end in ("/__init__.py", ".py"))
