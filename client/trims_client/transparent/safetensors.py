@@ -34,7 +34,7 @@ def adapt(numpy_api: ModuleType) -> Callable[[], None]:
                 raise StepAsideError("an argument that the adapter does not know")
             found = bytes_of(filename)
             with numpy_api.safe_open(filename, framework="np") as file:  # checks the file, and knows the order
-                made = _arrays(numpy_api, file.offset_keys(), found.data)
+                made = _arrays(numpy_api, file, found.data)
         except StepAsideError as error:
             aside = error
         except Exception as error:  # noqa: BLE001 - the library's own, which the original raises again
@@ -48,14 +48,16 @@ def adapt(numpy_api: ModuleType) -> Callable[[], None]:
     return replace([(numpy_api, "load_file")], original, load_file)
 
 
-def _arrays(numpy_api: ModuleType, names: list[str], data: memoryview) -> dict[str, Any]:
+def _arrays(numpy_api: ModuleType, file: Any, data: memoryview) -> dict[str, Any]:
     """Return the arrays of a file by name. Raises KeyError for a dtype that numpy lacks."""
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
     header, found = json.loads(bytes(data[_LENGTH:end])), {}
-    for name in names:
+    for name in file.offset_keys():
         described = header[name]
         dtype = numpy_api.np.dtype(numpy_api._getdtype(described["dtype"]))
         first, last = (end + each for each in described["data_offsets"])
-        array = numpy_api.np.frombuffer(data[first:last], dtype).reshape(described["shape"])
-        found[name] = array if first % dtype.alignment == 0 else array.copy()
+        if first == last or first % dtype.alignment:
+            found[name] = file.get_tensor(name)
+        else:
+            found[name] = numpy_api.np.frombuffer(data[first:last], dtype).reshape(described["shape"])
     return found
