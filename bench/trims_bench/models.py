@@ -67,7 +67,7 @@ ARCHITECTURES = {
     "resnet50": Architecture(
         "ResNetForImageClassification", "ResNetConfig", {"num_labels": 1000}, _SMALL_RESNET, True, "logits"
     ),
-    "vgg16-mxnet": Architecture("vgg16", small="mobilenet0.25", sees_images=True),
+    "vgg16-mxnet": Architecture("vgg16", small="squeezenet1.1", sees_images=True),
     "resnet50-mxnet": Architecture("resnet50_v2", small="mobilenet0.25", sees_images=True),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call, environment, started
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, more, share
-from trims_bench.models import TORCH, artifact_of, manifest
+from trims_bench.models import MXNET, TORCH, artifact_of, manifest
 from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _TITLE = "load functions of frameworks, unmodified: from shared memory, against alone"
 _MEMORY_TITLE = "8 unmodified processes that load one checkpoint by torch.load: memory of its weights, against one copy"
+_MXNET = "mx.model.load_checkpoint, VGG-16"
 _IN_MEMORY_S = 60.0
 
 
@@ -30,7 +31,11 @@ def loaders(setup: Setup) -> Figure:
         path = _checkpoint(setup, daemon)
         given = {"path": str(path), "work": str(setup.work), "count": setup.repeats(20)}
         taken = call(loads, given, env=_environment(daemon))
-    for name, bar in (("torch.load, BERT-base", 20.0), ("numpy.load, 256 MiB", None)):
+        if setup.has_mxnet:
+            given = {"prefix": _mxnet_prefix(setup, daemon), "count": setup.repeats(20)}
+            taken |= call(mxnet_loads, given, python=setup.mxnet, env=_environment(daemon))
+    rows = [("torch.load, BERT-base", 20.0), ("numpy.load, 256 MiB", None), *[(_MXNET, 20.0)] * setup.has_mxnet]
+    for name, bar in rows:
         ours, alone = (Samples(side, taken[f"{name}: {side}"]) for side in ("from shared memory", "alone"))
         figure.comparisons.append(faster(name, ours, alone, None if bar is None else Bar(">=", bar)))
     first, alone = (Samples(side, taken[f"first: {side}"]) for side in ("the store has never seen it", "alone"))
@@ -72,6 +77,12 @@ def _checkpoint(setup: Setup, daemon: DaemonProcess) -> Path:
     given = manifest("loaded", "minilm" if setup.quick else "bert-base", TORCH, artifact_format=TORCH)
     daemon.add(given)
     return artifact_of(given, setup.state_dir)
+
+
+def _mxnet_prefix(setup: Setup, daemon: DaemonProcess) -> str:
+    given = manifest("loaded-mxnet", "vgg16-mxnet", MXNET, small=setup.quick)
+    daemon.add(given)
+    return str(artifact_of(given, setup.state_dir)).removesuffix("-symbol.json")
 
 
 def _environment(daemon: DaemonProcess) -> dict[str, str]:
@@ -156,6 +167,29 @@ def loads(path: str, work: str, count: int) -> dict[str, list[int]]:
             subprocess.run([sys.executable, "-c", side], check=True)
             found.setdefault(f"start: {side}", []).append(time.perf_counter_ns() - began)
     return found
+
+
+def mxnet_loads(prefix: str, count: int) -> dict[str, list[int]]:
+    """Time loads of a checkpoint in MXNet's environment, each side in turns."""
+    import mxnet as mx
+
+    import trims.transparent
+
+    def load() -> object:
+        return mx.model.load_checkpoint(prefix, 0)
+
+    assert trims.transparent.install()
+    _load_until_shared("mxnet.nd.load", load)
+    adapter, plain = mx.nd.load, mx.nd.load.__wrapped__
+
+    def alone() -> object:
+        mx.nd.load = plain
+        try:
+            return load()
+        finally:
+            mx.nd.load = adapter
+
+    return measure({f"{_MXNET}: from shared memory": load, f"{_MXNET}: alone": alone}, count)
 
 
 PARTS = {"loaders": Part(_TITLE, loaders), "loaders-memory": Part(_MEMORY_TITLE, memory)}
