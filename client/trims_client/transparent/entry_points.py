@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import sys
 
+#: Bytes of a file that are read at most.
+_MOST_BYTES = 1 << 16
 _ENDINGS = (".dist-info", ".egg-info")
 
 
 def entry_points(group: str) -> dict[str, str]:
     """Return the values of a group's entry points by name, of packages in folders; the first on the path counts."""
     found: dict[str, str] = {}
+    header = f"[{group}]\n".encode()
     for folder in dict.fromkeys(sys.path):
         try:
             names = [name for name in os.listdir(folder or os.curdir) if name.endswith(_ENDINGS)]
         except OSError:
             continue
         for name in names:
-            lines = _read(os.path.join(folder, name, "entry_points.txt")).partition(f"[{group}]")[2].splitlines()
-            for line in lines[1:]:
+            text = _read(f"{folder or os.curdir}/{name}/entry_points.txt")
+            if header not in text:
+                continue
+            for line in text.partition(header)[2].decode(errors="replace").splitlines():
                 key, sign, value = line.partition("=")
                 if line.startswith("["):
                     break
@@ -27,10 +32,14 @@ def entry_points(group: str) -> dict[str, str]:
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
-    with open(fd, encoding="utf-8", errors="replace") as file:
-        return file.read()
+        return b""
+    try:
+        return os.read(fd, _MOST_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

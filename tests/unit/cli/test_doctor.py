@@ -111,16 +111,16 @@ def test_a_folder_of_another_user_is_bad_and_one_that_is_not_there_is_not(
 
 def test_a_daemon_of_another_version_is_bad_with_the_remedy(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime_dir = str(daemon.config.runtime_dir)
-    (well,) = doctor._daemon(runtime_dir)
+    (well,) = doctor.examine_daemon(runtime_dir)
     assert well.what == f"daemon serving: process {os.getpid()}, state in {daemon.config.state_dir}"
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
-    _, other = doctor._daemon(runtime_dir)
+    _, other = doctor.examine_daemon(runtime_dir)
     assert (other.verdict, "this is 99.0" in other.what) == ("bad", True)
     assert "restart it" in other.advice
 
 
 def test_a_daemon_that_is_away_is_a_note_with_the_command(folder: Path) -> None:
-    (away,) = doctor._daemon(str(folder / "nowhere"))
+    (away,) = doctor.examine_daemon(str(folder / "nowhere"))
     assert (away.verdict, away.advice) == ("note", "trims serve")
     assert str(folder / "nowhere") in away.what
 
