@@ -1,4 +1,4 @@
-"""MXNet's own load functions read from shared memory: what runs in its environment is in `mxnet_loaders_side.py`."""
+"""MXNet's own load functions read from shared memory: what runs in its environment is in `mxnet_modules_side.py`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
-SCRIPT = SUPPORT / "mxnet_loaders_side.py"
+SCRIPT = SUPPORT / "mxnet_modules_side.py"
 CHECKS = [
     line.removeprefix("def ").partition("(")[0]
-    for line in SCRIPT.read_text().splitlines()
+    for script in (SCRIPT, SUPPORT / "mxnet_loaders_side.py")
+    for line in script.read_text().splitlines()
     if line.startswith("def check_")
 ]
 pytestmark = [

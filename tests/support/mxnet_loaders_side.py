@@ -1,30 +1,21 @@
-"""Program that tests run inside the MXNet environment, without pytest: see `e2e/test_transparent_mxnet.py`.
+"""Checks of `mxnet.nd.load` through the store, inside the MXNet environment: `mxnet_modules_side.py` runs them.
 
-`check FOLDER` runs every `check_` function with the loaders in place and prints {name: None or what went wrong};
-`checkpoint FOLDER` writes a model and prints its prefix; `bytes FILE` runs one and prints the digest of its arrays, how
-many were written meanwhile, and whether they came from shared memory.
+Each compares what is loaded with the loaders in place and what is loaded without them.
 """
-# ruff: noqa: PT017, T201 - it stands in for pytest: it catches everything and prints its result
+# ruff: noqa: PT017 - it runs without pytest
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import hashlib
-import json
 import os
 import struct
-import sys
 import threading
-import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import SymbolBlock, nn
-from trims_client.transparent import file_bytes, outcomes
+from trims_client.transparent import outcomes
 
 import trims.transparent  # which puts the adapter in place
 
@@ -67,8 +58,8 @@ def told_of(value: Any) -> Any:
         return [type(value), *map(told_of, value)]
     if isinstance(value, mx.sym.Symbol):
         return value.tojson()
-    if value is None:
-        return None
+    if value is None or isinstance(value, str):
+        return value
     assert type(value) is mx.nd.NDArray, type(value)
     array = value.asnumpy()
     return (
@@ -82,17 +73,24 @@ def told_of(value: Any) -> Any:
     )
 
 
+def warned(load: Callable[[], Any]) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        return load(), [str(each.message) for each in found]
+
+
 def same(load: Callable[[], Any]) -> Any:
     """Load with the loaders, which must share, and without them, and compare. Return what was loaded with them."""
-    ours = load()
+    ours, our_warnings = warned(load)
     shared, _ = counted()
     assert shared, "nothing was shared"
     trims.transparent.uninstall()
     try:
-        alone = load()
+        alone, warnings_alone = warned(load)
     finally:
         assert trims.transparent.install()
     assert type(ours) is type(alone)
+    assert our_warnings == warnings_alone
     assert told_of(ours) == told_of(alone)
     return ours
 
@@ -272,303 +270,3 @@ def check_an_unknown_release_is_left_alone(folder: Path) -> None:
         mx.__version__ = version
         assert trims.transparent.install()
     assert counted() == (0, ["mxnet 1.10.0 is not known"])
-
-
-def symbol() -> Any:
-    """A convolution, a transposed one whose weights oneDNN reorders in place, a normalisation, and two dense layers."""
-    value = mx.sym.Convolution(mx.sym.var("data"), num_filter=64, kernel=(3, 3), pad=(1, 1), name="conv0")
-    value = mx.sym.Activation(mx.sym.BatchNorm(value, fix_gamma=False, name="norm"), act_type="relu")
-    value = mx.sym.Deconvolution(value, num_filter=64, kernel=(3, 3), pad=(1, 1), name="up")
-    value = mx.sym.Activation(mx.sym.FullyConnected(value, num_hidden=HIDDEN, name="wide"), act_type="relu")
-    return mx.sym.FullyConnected(value, num_hidden=10, name="head")
-
-
-PICTURES = (2, 3, 16, 16)
-
-
-def pictures() -> Any:
-    return mx.nd.array(np.random.RandomState(5).randn(*PICTURES))
-
-
-def fresh_module(graph: Any, **how: Any) -> Any:
-    made = mx.mod.Module(graph, label_names=None, context=mx.cpu())
-    made.bind([("data", PICTURES)], **{"for_training": False, **how})
-    return made
-
-
-def checkpoint(folder: Path) -> str:
-    module = fresh_module(symbol())
-    mx.random.seed(3)
-    module.init_params(mx.init.Xavier())
-    module.save_checkpoint(str(folder / "m"), 0)
-    return str(folder / "m")
-
-
-def answers(module: Any, times: int = 2) -> list[Any]:
-    found = []
-    for _ in range(times):
-        module.forward(mx.io.DataBatch([pictures()]), is_train=False)
-        found.append(module.get_outputs()[0].copy())
-    return found
-
-
-def check_checkpoints(folder: Path) -> None:
-    prefix = checkpoint(folder)
-    same(lambda: mx.model.load_checkpoint(prefix, 0))
-    same(lambda: mx.model.load_params(prefix, 0))
-
-    def run() -> Any:
-        graph, arguments, states = mx.model.load_checkpoint(prefix, 0)
-        module = fresh_module(graph)
-        module.set_params(arguments, states)
-        return [*answers(module), *module.get_params(), arguments, states]
-
-    same(run)
-
-
-def own_bytes() -> int:
-    """Return the memory of this process that it shares with nobody."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Dirty", "Anonymous"))) // 2
-
-
-def ways_to_fill(prefix: str) -> dict[str, Callable[[], list[Any]]]:
-    """Ways in which programs give a module its parameters; each returns all that it then has, and its answers."""
-    graph = mx.sym.load(f"{prefix}-symbol.json")
-
-    def filled(how: Callable[[Any, Any, Any], Any], **bound: Any) -> list[Any]:
-        _, arguments, states = mx.model.load_checkpoint(prefix, 0)
-        module = fresh_module(graph, **bound)
-        other = how(module, arguments, states)
-        return [*answers(module), *module.get_params(), arguments, states, *([] if other is None else [other])]
-
-    def changed(module: Any, arguments: Any, states: Any) -> None:
-        arguments["wide_weight"][3] = 0.5
-        module.set_params(arguments, states)
-
-    def some(module: Any, arguments: Any, states: Any) -> Any:
-        few = {name: value for name, value in arguments.items() if name != "wide_weight"}
-        module.set_params(few, states, allow_missing=True)
-        return module._exec_group.execs[0].arg_dict["wide_weight"]
-
-    def missing(module: Any, arguments: Any, states: Any) -> None:
-        few = {name: value for name, value in arguments.items() if name != "wide_weight"}
-        mx.random.seed(9)
-        module.init_params(mx.init.Uniform(0.01), few, states, allow_missing=True)
-
-    def none(module: Any, arguments: Any, states: Any) -> None:
-        del arguments, states
-        mx.random.seed(9)
-        module.init_params(mx.init.Uniform(0.01))
-
-    def twice(module: Any, arguments: Any, states: Any) -> None:
-        module.set_params(arguments, states)
-        answers(module)
-        module.set_params({name: value * 2 for name, value in arguments.items()}, states)
-        answers(module)
-        module.set_params(arguments, states)
-
-    def written(module: Any, arguments: Any, states: Any) -> Any:
-        module.set_params(arguments, states)
-        before, _ = module.get_params()
-        before["wide_weight"][:] = 3
-        arguments["head_weight"][:] = 4
-        other = fresh_module(graph)
-        other.set_params(arguments, states)
-        return [*answers(other), *other.get_params()]
-
-    def reshaped(module: Any, arguments: Any, states: Any) -> None:
-        module.reshape([("data", (1, *PICTURES[1:]))])
-        module.set_params(arguments, states)
-        module.reshape([("data", PICTURES)])
-
-    def more(module: Any, arguments: Any, states: Any) -> None:
-        module.set_params({**arguments, "else": mx.nd.ones((3,))}, states, allow_extra=True)
-
-    plain = lambda module, arguments, states: module.set_params(arguments, states)  # noqa: E731 - beside the others
-    found = {each.__name__: functools.partial(filled, each) for each in (changed, some, missing, none, twice, written)}
-    found |= {each.__name__: functools.partial(filled, each) for each in (reshaped, more)}
-    return {"plain": functools.partial(filled, plain), **found, "training": lambda: filled(plain, for_training=True)}
-
-
-def check_all_ways_to_fill_a_module(folder: Path) -> None:
-    for name, way in ways_to_fill(checkpoint(folder)).items():
-        try:
-            same(way)
-        except AssertionError as error:
-            raise AssertionError(name) from error
-
-
-def check_errors_of_modules_are_the_originals(folder: Path) -> None:
-    prefix = checkpoint(folder)
-
-    def wrong(change: Callable[[Any], Any]) -> str:
-        graph, arguments, states = mx.model.load_checkpoint(prefix, 0)
-        change(arguments)
-        return error_of(lambda: fresh_module(graph).set_params(arguments, states))
-
-    for change in (
-        lambda arguments: arguments.pop("wide_weight"),
-        lambda arguments: arguments.update(more=mx.nd.ones(3)),
-        lambda arguments: arguments.update(wide_weight=mx.nd.ones((3, 3))),
-        lambda arguments: arguments.update(wide_weight=3),
-    ):
-        ours = wrong(change)
-        trims.transparent.uninstall()
-        alone = wrong(change)
-        assert trims.transparent.install()
-        assert ours == alone
-
-
-def check_modules_and_blocks_share_the_weights(folder: Path) -> None:
-    prefix, nbytes = checkpoint(folder), HIDDEN * 64 * 256 * 4
-    before = own_bytes()
-    graph, arguments, states = mx.model.load_checkpoint(prefix, 0)
-    modules = [fresh_module(graph) for _ in range(2)]
-    for module in modules:
-        module.set_params(arguments, states)
-    block = SymbolBlock(graph, [mx.sym.var("data")])
-    block.collect_params().setattr("grad_req", "null")
-    block.collect_params().load(f"{prefix}-0000.params")
-    mx.nd.waitall()
-    assert own_bytes() - before < nbytes // 4, (own_bytes() - before, nbytes)
-
-
-def check_a_module_loads_trains_and_saves(folder: Path) -> None:
-    prefix = checkpoint(folder)
-
-    def run() -> Any:
-        module = mx.mod.Module.load(prefix, 0, label_names=None)
-        module.bind([("data", PICTURES)], for_training=True)
-        module.init_optimizer(optimizer_params={"learning_rate": 0.01})
-        for _ in range(2):
-            module.forward(mx.io.DataBatch([pictures()]), is_train=True)
-            module.backward([mx.nd.ones((2, 10))])
-            module.update()
-            mx.nd.waitall()  # else MXNet's own moving averages differ from run to run
-        module.save_checkpoint(prefix, 1)
-        other = fresh_module(symbol())
-        other.load_params(f"{prefix}-0001.params")
-        return [*module.get_params(), *other.get_params(), *answers(other)]
-
-    same(run)
-
-
-def net() -> Any:
-    made = nn.HybridSequential(prefix="n_")
-    with made.name_scope():
-        made.add(nn.Conv2D(64, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=64), nn.Activation("relu"))
-        made.add(nn.Dense(HIDDEN, activation="relu", in_units=64 * 256), nn.Dense(10, in_units=HIDDEN))
-    return made
-
-
-def told_of_block(block: Any) -> list[Any]:
-    parameters = block.collect_params()
-    found = [told_of(each.data()) for each in parameters.values()]
-    return [found, [(each.name, each.shape, str(each.dtype), each.grad_req) for each in parameters.values()]]
-
-
-def check_gluons_parameters(folder: Path) -> None:
-    mx.random.seed(3)
-    first = net()
-    first.initialize(mx.init.Xavier())
-    first.save_parameters(path := str(folder / "g.params"))
-    first.hybridize()
-    expected = first(pictures()).asnumpy()
-    first.export(str(folder / "e"), 0)
-    for make in (
-        lambda: loaded(net(), path),
-        lambda: loaded(net(), path, ctx=[mx.cpu(0), mx.cpu(1)]),
-        lambda: loaded(initialized(net()), path),
-        lambda: loaded(net(), path, cast_dtype=True, dtype_source="saved"),
-        lambda: SymbolBlock.imports(str(folder / "e-symbol.json"), ["data"], str(folder / "e-0000.params")),
-        lambda: SymbolBlock.imports(
-            str(folder / "e-symbol.json"), ["data"], str(folder / "e-0000.params"), ctx=mx.cpu()
-        ),
-    ):
-        counted()
-        ours = make()
-        assert counted()[0], "nothing was shared"
-        trims.transparent.uninstall()
-        alone = make()
-        assert trims.transparent.install()
-        assert told_of_block(ours)[0] == told_of_block(alone)[0]
-        np.testing.assert_array_equal(ours(pictures()).asnumpy(), alone(pictures()).asnumpy())
-        np.testing.assert_allclose(ours(pictures()).asnumpy(), expected, rtol=1e-4, atol=1e-5)
-        assert trained(ours) == trained(alone)
-
-
-def trained(block: Any) -> Any:
-    """Take one step of a block's training. Return its parameters."""
-    trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.1})
-    with mx.autograd.record():
-        loss = block(pictures()).sum()
-    loss.backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.step(2, ignore_stale_grad=True)
-    return told_of_block(block)[0]
-
-
-def loaded(block: Any, path: str, **how: Any) -> Any:
-    block.load_parameters(path, **how)
-    return block
-
-
-def initialized(block: Any) -> Any:
-    block.initialize(mx.init.One())
-    return block
-
-
-def check_names_of_legacy_files_of_gluon(folder: Path) -> None:
-    first = initialized(net())
-    first.collect_params().save(path := str(folder / "l.params"))
-    ours, alone = net(), net()
-    ours.collect_params().load(path)
-    assert counted()[0]
-    trims.transparent.uninstall()
-    alone.collect_params().load(path)
-    assert trims.transparent.install()
-    assert told_of_block(ours)[0] == told_of_block(alone)[0]
-
-
-def check(folder: Path) -> dict[str, str | None]:
-    file_bytes._REST_S, file_bytes._PATIENCE_S = 0.0, 20.0
-    outcome: dict[str, str | None] = {}
-    for name, function in list(globals().items()):
-        if name.startswith("check_"):
-            (folder / name).mkdir()
-            counted()
-            try:
-                function(folder / name)
-            except Exception:
-                outcome[name] = traceback.format_exc()
-            else:
-                outcome[name] = None
-    return outcome
-
-
-def digest(path: Path) -> dict[str, Any]:
-    """Return the digest of a file's arrays, and how many of them oneDNN writes when a model runs."""
-    file_bytes._REST_S, file_bytes._PATIENCE_S = 0.0, 20.0
-    found = mx.nd.load(str(path))
-    digested = hashlib.sha256(repr(told_of(found)).encode()).hexdigest()
-    at = [(address(value), value.asnumpy().tobytes()) for value in found.values()]
-    kinds: dict[str, dict[str, Any]] = {"arg": {"data": pictures()}, "aux": {}}
-    for name, value in found.items():
-        kinds[name[:3]][name[4:]] = value
-    bound = symbol().bind(mx.cpu(), kinds["arg"], grad_req="null", aux_states=kinds["aux"])
-    bound.forward(is_train=False)[0].wait_to_read()
-    shared, reasons = counted()
-    written = sum(ctypes.string_at(where, len(data)) != data for where, data in at)
-    return {"digest": digested, "shared": shared, "reasons": reasons, "written": written}
-
-
-def address(value: Any) -> int:
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(value.handle, ctypes.byref(pointer)))
-    return int(pointer.value or 0)
-
-
-if __name__ == "__main__":
-    print(json.dumps({"check": check, "bytes": digest, "checkpoint": checkpoint}[sys.argv[1]](Path(sys.argv[2]))))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trims_client.transparent.file_bytes import FileBytes
-    from trims_client.transparent.mxnet import Stored
+    from trims_client.transparent.mxnet_file import Stored
 
 _NAMES = {"float32": "F32", "float64": "F64", "float16": "F16", "uint8": "U8", "int8": "I8", "int32": "I32",
           "int64": "I64", "bool": "BOOL"}  # fmt: skip
@@ -66,6 +66,7 @@ class Load:
         self._stored = stored
         self.named = dict(zip((name.partition(":")[2] for name in names), stored, strict=False))
         self._spares: list[tuple[memoryview, set[int]]] = []
+        self._is_lost = False
         Load.latest = weakref.ref(self)
 
     def arrays(self) -> list[Any]:
@@ -78,12 +79,19 @@ class Load:
         with _lock:
             spare = next((each for each in self._spares if begin not in each[1]), None)
             if spare is None:
-                found = bytes_of(self.path)
-                if found.identity != self.identity:
-                    raise StepAsideError("changed meanwhile")
-                self._spares.append(spare := (found.data, set()))
+                self._spares.append(spare := (self._mapped_again(), set()))
             spare[1].add(begin)
         return self._array(spare[0][begin : begin + nbytes], dtype, shape, begin)
+
+    def _mapped_again(self) -> memoryview:
+        if self._is_lost:  # once is enough: there are many arrays
+            raise StepAsideError("changed meanwhile")
+        self._is_lost = True
+        found = bytes_of(self.path)
+        if found.identity != self.identity:
+            raise StepAsideError("changed meanwhile")
+        self._is_lost = False
+        return found.data
 
     def _array(self, data: memoryview, dtype: str, shape: Sequence[int], begin: int) -> Any:
         memory = memory_over(data, dtype)
@@ -116,7 +124,7 @@ def adapt() -> Callable[[], None]:
 
 def _place(array: Any) -> tuple[Load, int, int, str] | None:
     """Return the load, the first byte, the size and the type of an array that has the file's bytes; else None."""
-    if type(array) is not mx.nd.NDArray or array.stype != "default" or mx.autograd.is_recording():
+    if not _memories or type(array) is not mx.nd.NDArray or array.stype != "default" or mx.autograd.is_recording():
         return None
     dtype = _NAMES.get(np.dtype(array.dtype).name, "")
     address = ctypes.c_void_p()
@@ -274,10 +282,12 @@ def _copy_params_from(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def copy_params_from(self: Any, arg_params: Any, aux_params: Any = None, allow_extra_params: Any = False) -> Any:
         if (ahead := _ahead.pop(self, None)) is not None:
-            equal = {name for name in ahead if _is_equal(arg_params.get(name), self.arg_dict[name])}
-            for name in ahead - arg_params.keys():  # a module that was given no such array has zeros
+            given = arg_params if isinstance(arg_params, dict) else {}
+            equal = {name for name in ahead if _is_equal(given.get(name), self.arg_dict[name])}
+            for name in ahead - given.keys():  # a module that was given no such array has zeros
                 self.arg_dict[name][:] = 0
-            arg_params = {name: array for name, array in arg_params.items() if name not in equal}
+            if equal:
+                arg_params = {name: array for name, array in given.items() if name not in equal}
         return original(self, arg_params, aux_params, allow_extra_params)
 
     return copy_params_from
