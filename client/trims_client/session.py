@@ -183,7 +183,20 @@ class Session:
         Call it before importing a framework: the daemon loads while Python imports.
         """
         _check_name(name)
-        self._request(_with_place({"op": "prefetch", "model": name}, place), Deadline())
+        self._request(_with_place({"op": "prefetch", "model": name}, place), Deadline(answer_s=GRACE_S))
+
+    def open_soon(self, name: str, place: str, *, deadline_s: float, grace_s: float) -> Weights:
+        """Attach to a model as `open` does, for a caller that has another way to load it.
+
+        Args:
+            place: One place.
+            deadline_s: Seconds to wait for the load.
+            grace_s: Seconds to wait, behind them, for a daemon that does not answer.
+
+        Raises as `open`; DeadlineError also for a daemon that hangs.
+        """
+        message = _with_place({"op": "open", "model": name}, place)
+        return self._open_at(message, name, place, Deadline(deadline_s, grace_s=grace_s), None)
 
     def _open(
         self,
@@ -406,6 +419,11 @@ class Session:
         self._connection.settle()
 
     # -- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def share_from(self) -> int:
+        """Return the bytes from which on sharing a file pays on this host; 0 if that is not known (yet)."""
+        return 0 if self._channel is None else self._channel.share_from
 
     @property
     def closed(self) -> bool:

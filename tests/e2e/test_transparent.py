@@ -251,14 +251,14 @@ def test_a_file_that_is_not_in_memory_yet_is_brought_there_behind(
 ) -> None:
     torch.save({"w": weight()}, path := tmp_path / "m.bin")
     session, first = shared.shared_session(), [True]
-    opened = session.open
+    opened = session.open_soon
 
     def open_late(*args: Any, **kwargs: Any) -> Any:
         if first and first.pop():
             raise DeadlineError("not within 0.001 s")
         return opened(*args, **kwargs)
 
-    monkeypatch.setattr(session, "open", open_late)
+    monkeypatch.setattr(session, "open_soon", open_late)
     assert torch.equal(torch.load(path)["w"], weight())
     assert counted() == (0, ["not in shared memory yet"])
     assert torch.equal(torch.load(path)["w"], weight())

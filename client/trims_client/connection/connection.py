@@ -34,17 +34,29 @@ _LONGEST_S = 1e6
 
 
 class Deadline:
-    """The seconds that a user gives one call, for all its requests. Raises CallerError if they are out of range."""
+    """The seconds that a user gives one call, for all its requests. Raises CallerError if they are out of range.
 
-    def __init__(self, given_s: float | None = None) -> None:
+    Args:
+        given_s: Seconds for the daemon's work; None for no limit.
+        grace_s: Seconds that the daemon may take for its answer, once they are over; None for `GRACE_S`.
+        answer_s: Seconds that it may take if there is no limit: for requests that are answered at once.
+    """
+
+    def __init__(
+        self, given_s: float | None = None, *, grace_s: float | None = None, answer_s: float | None = None
+    ) -> None:
         if given_s is not None and not 0 <= given_s <= _LONGEST_S:
             raise CallerError(f"deadline_s is {given_s!r}; it must be a number of seconds from 0 to {_LONGEST_S:,.0f}")
         self._until_s = None if given_s is None else time.monotonic() + given_s
         self._given_s = given_s
+        self._grace_s = GRACE_S if grace_s is None else grace_s
+        self._answer_s = answer_s
 
     def said(self) -> str:
         """Return the end of the error message that begins with "the daemon did not answer"."""
-        return f"within the deadline of {self._given_s or 0:g} s, nor in the {GRACE_S:g} s after it"
+        if self._given_s is None:
+            return f"within {self._answer_s or 0:g} s"
+        return f"within the deadline of {self._given_s:g} s, nor in the {self._grace_s:g} s after it"
 
     @property
     def left_s(self) -> float | None:
@@ -55,7 +67,7 @@ class Deadline:
     def timeout_s(self) -> float | None:
         """Return the seconds to wait for the daemon, which enforces the deadline itself; None for no limit."""
         left_s = self.left_s
-        return None if left_s is None else left_s + GRACE_S
+        return self._answer_s if left_s is None else left_s + self._grace_s
 
 
 class Connection:

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from trims_client.weights import Weights
 
-#: Bytes of files that are read as quickly by the original, or nearly.
+#: Bytes of files that are read as quickly by the original, or nearly; until the daemon says what was measured here.
 LEAST_BYTES = 1 << 20
+_measured = [0]
 #: Seconds that the store is asked for. A file that is not in shared memory is loaded by the original.
 _PATIENCE_S = 0.001
+#: Seconds that a daemon may take longer than that. One that takes even longer is not asked again for _SILENCE_S.
+_GRACE_S, _SILENCE_S = 0.05, 10.0
+#: Time (monotonic) until which the daemon is not asked.
+_silent = [0.0]
 #: Seconds after a write in which a file may be written again at the same times.
 _REST_S = 2.0
 #: Name of files at their identities: see `trims.store.file_names`, which the client does not import.
@@ -99,7 +104,7 @@ def wanted_file(file: object, beside: Sequence[str] = ()) -> WantedFile:
             found.append(os.stat(path + ending))
     if not all(stat.S_ISREG(each.st_mode) for each in found):
         raise StepAsideError("not a file")
-    if (nbytes := sum(each.st_size for each in found)) < LEAST_BYTES:
+    if (nbytes := sum(each.st_size for each in found)) < (_measured[0] or LEAST_BYTES):
         raise StepAsideError("too small to pay")
     if any(abs(time.time() - max(each.st_mtime, each.st_ctime)) < _REST_S for each in found):
         raise StepAsideError("just written")
@@ -121,16 +126,38 @@ def opened(wanted: WantedFile, form: str) -> Iterator[Weights]:
     from trims_client.shared import shared_session
 
     name = _NAME.format(form, wanted.identity, wanted.path)
+    if (began_s := time.monotonic()) < _silent[0]:
+        raise StepAsideError("the daemon did not answer")
     try:
         session = shared_session(agent=_agent())
         try:
-            weights = session.open(name, place="cpu", deadline_s=_PATIENCE_S)
-        except DeadlineError as error:
+            weights = session.open_soon(name, "cpu", deadline_s=_PATIENCE_S, grace_s=_GRACE_S)
+        finally:
+            _learn(session.share_from)
+    except (TrimsError, OSError) as error:
+        if time.monotonic() - began_s > _PATIENCE_S + _GRACE_S:
+            _silent[0] = time.monotonic() + _SILENCE_S
+            raise StepAsideError("the daemon did not answer") from error
+        if isinstance(error, DeadlineError):
             raise StepAsideError("not in shared memory yet", lambda: _prefetch(name)) from error
+        raise _aside(error) from error
+    try:
         with weights:
             yield weights
     except (TrimsError, OSError) as error:
-        raise StepAsideError(getattr(error, "code", type(error).__name__)) from error
+        raise _aside(error) from error
+
+
+def _aside(error: Exception) -> StepAsideError:
+    return StepAsideError(getattr(error, "code", type(error).__name__))
+
+
+def _learn(share_from: int) -> None:
+    """Take over from which size on sharing pays, within its bounds, once the daemon has said so."""
+    from trims.core.sharing import bounded
+
+    if share_from:
+        _measured[0] = bounded(share_from)
 
 
 def _agent() -> str:
