@@ -35,6 +35,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "instead, say which frameworks of an environment load through the store (docs/transparent.md)"
     doctor.add_argument("--loaders", action="store_true", help=text)
     completed(doctor.add_argument("--python", metavar="PATH", help="its interpreter, with --loaders"), FILES)
+    text = "instead, say from which size on a file from shared memory is quicker than one that is read on this host"
+    doctor.add_argument("--sharing", action="store_true", help=text)
+    doctor.add_argument("--measure", action="store_true", help="with --sharing, measure again")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"
@@ -92,6 +95,12 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
         from trims.cli.doctor_loaders import examine_loaders
 
         return [*examine_loaders(options.python), *examine_daemon(options.runtime_dir)]
+    if options.sharing:
+        from trims.cli.doctor_sharing import examine_sharing
+
+        return list(examine_sharing(options.runtime_dir, measure=options.measure))
+    if options.measure:
+        raise CallerError("--measure is a flag of `trims doctor --sharing`")
     if options.python is not None:
         raise CallerError("--python is the interpreter of `trims doctor --loaders`")
     return examine(options.runtime_dir)

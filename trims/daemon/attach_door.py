@@ -107,6 +107,8 @@ class AttachDoor:
         self._templates = ProgramTemplates(template_bytes, self._end_session, loaders=loaders)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
+        #: Bytes from which on sharing a file pays here, which sessions are greeted with; None if that is not known.
+        self._share_from: int | None = None
         self._path, self._mode, self._boot = path, mode, boot
         self._listeners: dict[int, Listener] = {}
         self.clients: Counter[str] = Counter()
@@ -187,6 +189,10 @@ class AttachDoor:
         for each in holders:
             if each.tenant is not None:
                 each.tenant = self.tenants.by_name[each.tenant.name]
+
+    def renew_share_from(self, nbytes: int | None) -> None:
+        """Greet sessions from now on with the bytes from which on sharing a file pays. In the door's own thread."""
+        self._share_from = nbytes
 
     def connections(self) -> list[Connection]:
         """Return the clients that are connected now."""
@@ -444,7 +450,8 @@ class AttachDoor:
         connection.greeted, connection.agent = True, hello.agent
         if not connection.decoder.partial:
             self._partial.discard(connection)
-        self._send(connection, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": connection.number})
+        greeting = {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": connection.number}
+        self._send(connection, greeting if self._share_from is None else {**greeting, "share_from": self._share_from})
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from trims.core.errors import ConfigError
 from trims.core.place import CLOUD, CPU, DISK, FILE, Place
 from trims.core.policy.eviction import LeastRecentlyUsed, Policy
 from trims.core.units import format_bytes
+from trims.daemon import sharing as sharing_record
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
 from trims.daemon.config import unknown_variables
@@ -99,6 +100,9 @@ class Daemon:
         if config.tenants is not None:
             self._tenants_file = FollowedFiles(str(config.tenants), [config.tenants], self._read_tenants)
             looks[self._look_at_tenants] = LOOK_S
+        sharing = config.state_dir / sharing_record.NAME
+        self._sharing = FollowedFiles(str(sharing), [sharing], self._read_sharing)
+        looks[self._look_at_sharing] = LOOK_S
         self._watch = Watch(looks)
         self._misses_doors = False
 
@@ -267,6 +271,16 @@ class Daemon:
     def _look_at_tenants(self) -> None:
         """Take over the tenants file if it has changed."""
         take = self._tenants_file.look()
+        if take is not None:
+            take()
+
+    def _read_sharing(self) -> Callable[[], None]:
+        found = sharing_record.share_from(self.config.state_dir)
+        return lambda: self.attach.run(lambda: self.attach.renew_share_from(found))
+
+    def _look_at_sharing(self) -> None:
+        """Take over what was measured of sharing if it has changed."""
+        take = self._sharing.look()
         if take is not None:
             take()
 

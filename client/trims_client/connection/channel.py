@@ -104,6 +104,8 @@ class Channel:
         self._refusal: Message | None = None
         self._unsent_hello = encode({"op": "hello", "protocol": PROTOCOL_VERSION, "agent": agent})
         self.boot = ""
+        #: Bytes from which on sharing a file pays on this host; 0 if the daemon has not said.
+        self.share_from = 0
         self.heard = 0
         self.silent_since = -1
 
@@ -399,6 +401,8 @@ class Channel:
             return
         if "protocol" in message:
             self.boot = str(message.get("boot", ""))
+            if type(message.get("share_from")) is int:
+                self.share_from = message["share_from"]
             return
         try:
             raise_if_error(message)
