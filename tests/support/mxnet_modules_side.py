@@ -221,7 +221,6 @@ def check_modules_and_blocks_share_the_weights(folder: Path) -> None:
     for module in modules:
         module.set_params(arguments, states)
     block = SymbolBlock(graph, [mx.sym.var("data")])
-    block.collect_params().setattr("grad_req", "null")
     block.collect_params().load(f"{prefix}-0000.params")
     mx.nd.waitall()
     assert own_bytes() - before < nbytes // 4, (own_bytes() - before, nbytes)

@@ -5,7 +5,7 @@ private mapping that was written is no page of a file any more. An array that wa
 
 `Module.bind` makes two sets of arrays and fills them with zeros. Where the latest load has arrays of these names, types
 and shapes, the executor's have the loaded bytes from the start, as `Module.set_params` will ask for; only then may a
-module run. The module's own are zeros that take no memory until they are written.
+module run. The module's own, and gradients of loaded parameters, are zeros that take no memory until they are written.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def adapt() -> Callable[[], None]:
         replace([(owner, name)], original := vars(owner)[name], adapter(original), method=isinstance(owner, type))
         for owner, name, adapter in (
             (Parameter, "_init_impl", _init_impl),
+            (Parameter, "_init_grad", _init_grad),
             (modules.Module, "bind", _bind),
             (modules.Module, "init_params", _init_params),
             (modules, "zeros", _zeros),
@@ -177,7 +178,9 @@ class _Copied:
 def _init_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init_impl(self: Any, data: Any, ctx_list: Any) -> None:
-        original(self, _Copied(data), ctx_list)
+        place = _place(data)
+        with _bound_from(None if place is None else place[0]):
+            original(self, _Copied(data), ctx_list)
 
     return init_impl
 
@@ -200,17 +203,38 @@ def _bind(original: Callable[..., Any]) -> Callable[..., Any]:
     return bind
 
 
+def _init_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_grad(self: Any) -> None:
+        others = self.grad_req == "null" or self._grad_stype != "default"
+        made = [] if others else [_lazy_zeros(each.shape, each.dtype, each.context) for each in self._data]
+        if not made or any(each is None for each in made):
+            original(self)
+            return
+        self._grad = made
+        mx.autograd.mark_variables(self._check_and_get(self._data, list), made, self.grad_req)
+
+    return init_grad
+
+
 def _zeros(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def zeros(shape: Any, *args: Any, **kwargs: Any) -> Any:
-        name = _NAMES.get(np.dtype(kwargs.get("dtype") or "f4").name, "")
-        nbytes = math.prod(shape) * TYPES[name][1] // 8 if name and isinstance(shape, tuple) else 0
         others = args or kwargs.keys() - {"dtype", "stype"} or kwargs.get("stype", "default") != "default"
-        if others or nbytes < _LEAST_BYTES or getattr(_binding, "load", None) is None or mx.is_np_shape():
-            return original(shape, *args, **kwargs)
-        return array_over(memory_over(memoryview(mmap.mmap(-1, nbytes)), name), name, shape)
+        made = None if others else _lazy_zeros(shape, kwargs.get("dtype") or "float32", mx.current_context())
+        return original(shape, *args, **kwargs) if made is None else made
 
     return zeros
+
+
+def _lazy_zeros(shape: Any, dtype: Any, context: Any) -> Any:
+    """Return zeros that take no memory until they are written; None where MXNet is to make them."""
+    name = _NAMES.get(np.dtype(dtype).name, "")
+    nbytes = math.prod(shape) * TYPES[name][1] // 8 if name and isinstance(shape, tuple) else 0
+    is_ours = getattr(_binding, "load", None) is not None and context == mx.cpu() and not mx.is_np_shape()
+    if not is_ours or nbytes < _LEAST_BYTES:
+        return None
+    return array_over(memory_over(memoryview(mmap.mmap(-1, nbytes)), name), name, shape)
 
 
 def _simple_bind(original: Callable[..., Any]) -> Callable[..., Any]:
