@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 #: A run's span ends with the error, files have the level that is asked for, and errors name installations that work.
 #: Benchmarks end their daemon on every signal, and say before they measure what lacks.
 #: Transparent loaders are new: the client has the adapters, trims the format `bytes`, bench their scenario.
+#: MXNet copies what it loads up to three times: the client shares those copies, too, and bench has the row.
 CODE_LINES = {
     "trims": 53139,
-    "client/trims_client": 5418,
+    "client/trims_client": 5825,
     "predictors/trims_predictors": 20370,
-    "bench/trims_bench": 13775,
+    "bench/trims_bench": 13800,
 }
 #: Lines of a file at most, and the files that are longer still.
 FILE_LINES = 400
