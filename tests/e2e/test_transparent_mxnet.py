@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from programs import DEADLINE_S, FORKED
 from repository import ROOT, SUPPORT
+from serving import Serving, serving_in
 
 if TYPE_CHECKING:
     from programs import Programs
-    from serving import Serving
 
     from trims.daemon.main import Daemon
 
@@ -46,19 +46,27 @@ print(float(module.get_outputs()[0].sum().asscalar()).hex())
 """
 
 
-def in_mxnet(runtime_dir: Path, what: str, path: Path, **environment: str) -> Any:
-    """Run the script in MXNet's environment. Return its result; MXNet writes before it."""
+def started(runtime_dir: Path, what: str, path: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start the script in MXNet's environment."""
     paths = os.pathsep.join((os.fspath(ROOT), os.fspath(ROOT / "client")))
-    done = subprocess.run(
-        [MXNET_PYTHON, SCRIPT, what, path],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": paths, "TRIMS_RUNTIME_DIR": str(runtime_dir), **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {**os.environ, "PYTHONPATH": paths, "TRIMS_RUNTIME_DIR": str(runtime_dir), **environment}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([MXNET_PYTHON, SCRIPT, what, path], text=True, env=environment, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def in_mxnet(runtime_dir: Path, what: str, path: Path, **environment: str) -> Any:
+    """Run the script in MXNet's environment. Return its result."""
+    return result(started(runtime_dir, what, path, **environment))
+
+
+def result(process: subprocess.Popen[str]) -> Any:
+    """Return what the script prints last; MXNet writes before it."""
+    try:
+        output, error = process.communicate("\n", timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, error
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["oneDNN", "without oneDNN"])
@@ -91,6 +99,17 @@ def test_without_a_daemon_mxnet_loads(tmp_path: Path) -> None:
     prefix = in_mxnet(tmp_path, "checkpoint", tmp_path)
     found = in_mxnet(tmp_path, "bytes", Path(prefix + "-0000.params"))
     assert (found["shared"], found["reasons"]) == (0, ["daemon_away"])
+
+
+def test_a_daemon_that_ends_between_a_load_and_its_use_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    with serving_in(folder, TRIMS_CPU_CAPACITY_BYTES="256MiB", TRIMS_GPUS="none") as serving:
+        daemon, runtime_dir = serving.start(), serving.config.runtime_dir
+        process = started(runtime_dir, "orphan", Path(in_mxnet(runtime_dir, "checkpoint", tmp_path)))
+        assert process.stdout is not None
+        assert any(line == "loaded\n" for line in process.stdout)
+        daemon.kill()
+        daemon.wait()
+        assert result(process) == {"shared": 1, "equal": True}
 
 
 def test_a_program_of_mxnet_that_exec_starts_answers_the_same(programs: Programs, tmp_path: Path) -> None:

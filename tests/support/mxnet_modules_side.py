@@ -2,12 +2,14 @@
 
 `check FOLDER` runs every `check_` function, also those of `mxnet_loaders_side.py`, with the loaders in place and prints
 {name: None or what went wrong}; `checkpoint FOLDER` writes a model and prints its prefix; `bytes FILE` runs one and
-prints the digest of its arrays, how many were written meanwhile, and whether they came from shared memory.
+prints the digest of its arrays, how many were written meanwhile, and whether they came from shared memory;
+`orphan PREFIX` loads one, waits for a line, and prints whether a module is as it is without the loaders.
 """
 # ruff: noqa: T201 - it stands in for pytest: it catches everything and prints its result
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -167,6 +169,21 @@ def fill_with_more(module: Any, arguments: Any, states: Any, prefix: str) -> str
     del prefix
     module.set_params({**arguments, "else": mx.nd.ones((3,))}, states, allow_extra=True)
     return error_of(lambda: fresh_module(module.symbol).set_params(None, states, allow_missing=True))
+
+
+def check_a_fork_after_a_load(folder: Path) -> None:
+    path = mxnet_loaders_side.saved(folder, {"w": mxnet_loaders_side.weight()})
+    kept = mx.nd.load(path)["w"]
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(Exception):
+            kept[:] = 1
+            again = mx.nd.load(path)["w"]
+            right = (kept.asnumpy() == 1).all() and (again.asnumpy() == mxnet_loaders_side.weight().asnumpy()).all()
+            os._exit(0 if right else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    np.testing.assert_array_equal(kept.asnumpy(), mxnet_loaders_side.weight().asnumpy())
 
 
 def another(module: Any, arguments: Any, states: Any) -> list[Any]:
@@ -356,6 +373,19 @@ def digest(path: Path) -> dict[str, Any]:
     return {"digest": digested, "shared": shared, "reasons": reasons, "written": written}
 
 
+def orphan(prefix: Path) -> dict[str, Any]:
+    """Load a model, and fill a module once the daemon is gone; return whether it has and answers what it does alone."""
+    file_bytes._REST_S, file_bytes._PATIENCE_S = 0.0, 20.0
+    graph, arguments, states = mx.model.load_checkpoint(str(prefix), 0)
+    print("loaded", flush=True)
+    sys.stdin.readline()
+    ours = another(fresh_module(graph), arguments, states)
+    shared, _ = counted()
+    trims.transparent.uninstall()
+    alone = another(fresh_module(graph), *mx.model.load_params(str(prefix), 0))
+    return {"shared": shared, "equal": told_of(ours) == told_of(alone)}
+
+
 def address(value: Any) -> int:
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(value.handle, ctypes.byref(pointer)))
@@ -363,4 +393,5 @@ def address(value: Any) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"check": check, "bytes": digest, "checkpoint": checkpoint}[sys.argv[1]](Path(sys.argv[2]))))
+    called = {"check": check, "bytes": digest, "checkpoint": checkpoint, "orphan": orphan}[sys.argv[1]]
+    print(json.dumps(called(Path(sys.argv[2]))))
