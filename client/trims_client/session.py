@@ -195,6 +195,7 @@ class Session:
 
         Raises as `open`; DeadlineError also for a daemon that hangs.
         """
+        _check_name(name)
         message = _with_place({"op": "open", "model": name}, place)
         return self._open_at(message, name, place, Deadline(deadline_s, grace_s=grace_s), None)
 
