@@ -360,10 +360,13 @@ assert acme.load("x") == "alone"
 
 
 def test_an_adapter_of_another_package_is_found_by_templates(programs: Programs, packages: dict[str, str]) -> None:
-    programs.write("app.py", "import json, acme\nprint(acme.load('x'))\n")
-    packages = {**packages, "PYTHONPATH": f"{packages['PYTHONPATH']}"}
+    programs.write("app.py", "import json, acme, wrong\nprint(acme.load('x'))\n")
     assert programs.learn("python", "app.py", env=packages).stdout == "alone\n"
-    assert programs.run("python", "app.py", env=packages).stdout == "shared\n"
+    for _ in range(2):
+        ended = programs.run("python", "app.py", env=packages, options=("--why",))
+        assert ended.stdout == "shared\n"
+        assert "1 by the framework alone: its adapter failed: LookupError: no such thing" in ended.stderr
+    assert programs.run("python", "app.py", env=packages, options=("--no-loaders",)).stdout == "alone\n"
 
 
 # -- trims doctor -----------------------------------------------------------------------------------------------------

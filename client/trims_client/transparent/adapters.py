@@ -57,10 +57,10 @@ def install(*, report: bool = False) -> bool:
             _hook_others()
         else:
             _hooks.foreign = _hook_others
-        if report or os.environ.get(REPORT_VARIABLE, "") not in ("", "0"):
-            from trims_client.transparent.outcomes import report_at_end
+    if report or os.environ.get(REPORT_VARIABLE, "") not in ("", "0"):
+        from trims_client.transparent.outcomes import report_at_end
 
-            report_at_end()
+        report_at_end()
     return True
 
 
@@ -85,13 +85,11 @@ def _hook_others() -> None:
 
 
 def _adapt(module: ModuleType) -> None:
-    name = module.__name__
-    try:
-        _undo.append(_adapter(name)(module))
-    except Exception as error:  # noqa: BLE001 - the import of the framework must not fail by an adapter
-        from trims_client.transparent.outcomes import note_aside
+    from trims_client.transparent.outcomes import note_adapter
 
-        note_aside(name, f"its adapter failed: {type(error).__name__}: {error}")
+    name = module.__name__
+    with note_adapter(name):
+        _undo.append(_adapter(name)(module))
 
 
 def _adapter(name: str) -> Callable[[ModuleType], Callable[[], None]]:

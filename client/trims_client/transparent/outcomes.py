@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Report(NamedTuple):
@@ -60,6 +61,8 @@ class StepAsideError(Exception):
 
 _shared: Counter[str] = Counter()
 _stepped_aside: Counter[tuple[str, str]] = Counter()
+#: Counts of adapters that were not put in place.
+_standing: Counter[tuple[str, str]] = Counter()
 _bytes: Counter[str] = Counter()
 _seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 _begun = threading.local()
@@ -90,14 +93,30 @@ def report() -> Report:
     return Report(dict(_shared), _bytes.total(), dict(_stepped_aside), dict(_bytes), dict(_seconds))
 
 
+@contextlib.contextmanager
+def note_adapter(name: str) -> Iterator[None]:
+    """Put an adapter in place: what it counts meanwhile, or that it failed, counts in forked children, too.
+
+    The import of a framework must not fail by an adapter.
+    """
+    before = _stepped_aside.copy()
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - those of other packages may do anything
+        note_aside(name, f"its adapter failed: {type(error).__name__}: {error}")
+    _standing.update(_stepped_aside - before)
+
+
 def clear() -> None:
     """Count from zero again, as each forked child does."""
     for each in (_shared, _stepped_aside, _bytes, _seconds):
         each.clear()
+    _stepped_aside.update(_standing)
 
 
 def report_at_end() -> None:
-    """Have the process report on standard error when it ends."""
+    """Have the process report on standard error when it ends. Idempotent."""
+    atexit.unregister(_print)
     atexit.register(_print)
 
 

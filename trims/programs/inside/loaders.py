@@ -1,6 +1,7 @@
-"""Transparent loaders (`trims_client.transparent`) of a template: prepared once, put in place in forks that want them.
+"""Transparent loaders (`trims_client.transparent`) of a template, in place before its forks, which share the work.
 
-A program that imports no framework sees nothing of them. One whose environment has trims runs its own.
+Looking through the modules of a fork would copy their memory. A program that imports no framework sees nothing of the
+loaders. One whose environment has trims runs its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Loaders:
@@ -27,25 +28,46 @@ class Loaders:
         self._names: frozenset[str] = frozenset()
         self._modules: dict[str, Any] = {}
         self._report = False
+        self._undo: Callable[[], None] = lambda: None
         if not folders or any(name in sys.modules or _has(folder, name) for name in folders):
             return  # modules of these names are the program's own
         before = set(sys.modules)
         with contextlib.suppress(Exception):  # else the program's frameworks load alone
-            self._names = _adapted(folders)
-        made = {name: sys.modules.pop(name) for name in sys.modules.keys() - before}
-        if self._names and not _has_installed(made):
-            self._modules = {name: module for name, module in made.items() if name.partition(".")[0] in folders}
+            self._prepare(folders)
+        for name in sys.modules.keys() - before:
+            module = sys.modules.pop(name)
+            if name.partition(".")[0] in self._modules:
+                self._modules[name] = module
 
-    def begin(self, *, report: bool) -> None:
-        """Put the adapters in place in a fork, now or as soon as it imports a framework.
+    def _prepare(self, folders: Mapping[str, str]) -> None:
+        own = find_spec("trims_client")
+        for name, home in folders.items():
+            spec = spec_from_file_location(name, f"{home}/__init__.py", submodule_search_locations=[home])
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        from trims_client.transparent import adapters
+
+        names = adapters.names()
+        places = {os.path.realpath(each) for each in (own and own.origin, sys.modules["trims_client"].__file__) if each}
+        if len(places) == 1:  # else the program's environment has its own
+            self._modules.update((name, sys.modules[name]) for name in folders)
+            if not names.isdisjoint(sys.modules):
+                self._undo = adapters.uninstall
+                adapters.install()
+        self._names = names
+
+    def begin(self, *, wanted: bool, report: bool) -> None:
+        """Leave the adapters in place in a fork, or have them follow its first framework; or take them away.
 
         Args:
             report: Have the program report at its end.
         """
         self._report = report
-        if os.environ.get("TRIMS_TRANSPARENT") == "0":
-            return
-        if not self._names.isdisjoint(sys.modules):
+        if not wanted or os.environ.get("TRIMS_TRANSPARENT") == "0":
+            self._undo()
+        elif not self._names.isdisjoint(sys.modules):
             self._install()
         elif self._names:
             sys.meta_path.insert(0, self)
@@ -67,29 +89,6 @@ class Loaders:
             install(report=self._report)
         except Exception as error:  # noqa: BLE001 - another release in the program's environment may do anything
             sys.stderr.write(f"trims exec: the frameworks load alone: {type(error).__name__}: {error}\n")
-
-
-def _adapted(folders: Mapping[str, str]) -> frozenset[str]:
-    """Import our adapters, and nothing of a framework. Return the modules whose import calls for them."""
-    for name, home in folders.items():
-        spec = spec_from_file_location(name, f"{home}/__init__.py", submodule_search_locations=[home])
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    from trims_client.transparent import adapters
-
-    return adapters.names()
-
-
-def _has_installed(ours: Mapping[str, Any]) -> bool:
-    """Return whether the program's environment has another `trims_client` than ours."""
-    try:
-        spec = find_spec("trims_client")
-    except (ImportError, ValueError):  # as finders of others may raise
-        return False
-    places = {os.path.realpath(each) for each in (spec and spec.origin, ours["trims_client"].__file__) if each}
-    return spec is not None and len(places) > 1
 
 
 def _has(folder: str, name: str) -> bool:

@@ -288,6 +288,5 @@ def main(before: set[str]) -> None:
         sys.excepthook(*sys.exc_info())
         os._exit(70)
     plan = template.begin(fork, ending)
-    if plan.get("loaders"):
-        template.loaders.begin(report=plan["report"])
+    template.loaders.begin(wanted=plan.get("loaders", False), report=plan.get("report", False))
     run(plan["arguments"], plan["argv"], ending.note)
