@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call, environment, started
 from trims_bench.measuring import Bar, Comparison, Figure, Samples, faster, measure, more, share
-from trims_bench.models import MXNET, TORCH, artifact_of, manifest
+from trims_bench.models import MXNET, ONNX, TORCH, artifact_of, inputs, manifest
 from trims_bench.scenarios import Part
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 _TITLE = "load functions of frameworks, unmodified: from shared memory, against alone"
 _MEMORY_TITLE = "8 unmodified processes that load one checkpoint by torch.load: memory of its weights, against one copy"
 _MXNET = "mx.model.load_checkpoint, VGG-16"
+_ORT, _ORT_ANSWER = "onnxruntime.InferenceSession, BERT-base", "the same to its first answer"
+_CAST, _MAPPED = "from_pretrained, BERT-base, float32 to float16", "from_pretrained, BERT-base, as it is"
+#: Bars by what is loaded.
+_BARS = {
+    "torch.load, BERT-base": 20.0, "numpy.load, 256 MiB": None, _ORT: 10.0, _ORT_ANSWER: None, _CAST: 3.0, _MAPPED: 1.0,
+}  # fmt: skip
 _IN_MEMORY_S = 60.0
 
 
@@ -31,11 +38,12 @@ def loaders(setup: Setup) -> Figure:
         path = _checkpoint(setup, daemon)
         given = {"path": str(path), "work": str(setup.work), "count": setup.repeats(20)}
         taken = call(loads, given, env=_environment(daemon))
+        taken |= call(onnxruntime_loads, given | {"path": _onnx_path(setup, daemon)}, env=_environment(daemon))
+        taken |= call(transformers_loads, given, env=_environment(daemon))
         if setup.has_mxnet:
             given = {"prefix": _mxnet_prefix(setup, daemon), "count": setup.repeats(20)}
             taken |= call(mxnet_loads, given, python=setup.mxnet, env=_environment(daemon))
-    rows = [("torch.load, BERT-base", 20.0), ("numpy.load, 256 MiB", None), *[(_MXNET, 20.0)] * setup.has_mxnet]
-    for name, bar in rows:
+    for name, bar in [*_BARS.items(), *[(_MXNET, 20.0)] * setup.has_mxnet]:
         ours, alone = (Samples(side, taken[f"{name}: {side}"]) for side in ("from shared memory", "alone"))
         figure.comparisons.append(faster(name, ours, alone, None if bar is None else Bar(">=", bar)))
     first, alone = (Samples(side, taken[f"first: {side}"]) for side in ("the store has never seen it", "alone"))
@@ -77,6 +85,12 @@ def _checkpoint(setup: Setup, daemon: DaemonProcess) -> Path:
     given = manifest("loaded", "minilm" if setup.quick else "bert-base", TORCH, artifact_format=TORCH)
     daemon.add(given)
     return artifact_of(given, setup.state_dir)
+
+
+def _onnx_path(setup: Setup, daemon: DaemonProcess) -> str:
+    given = manifest("loaded-onnx", "minilm" if setup.quick else "bert-base", ONNX)
+    daemon.add(given)
+    return str(artifact_of(given, setup.state_dir))
 
 
 def _mxnet_prefix(setup: Setup, daemon: DaemonProcess) -> str:
@@ -167,6 +181,79 @@ def loads(path: str, work: str, count: int) -> dict[str, list[int]]:
             subprocess.run([sys.executable, "-c", side], check=True)
             found.setdefault(f"start: {side}", []).append(time.perf_counter_ns() - began)
     return found
+
+
+def onnxruntime_loads(path: str, count: int, work: str) -> dict[str, list[int]]:
+    """Time sessions, alone and to their first answer, each side in turns."""
+    del work
+    import onnxruntime
+
+    import trims.transparent
+
+    feeds = inputs("bert-base", ONNX)
+
+    def load() -> Any:
+        return onnxruntime.InferenceSession(path)
+
+    assert trims.transparent.install()
+    _load_until_shared("onnxruntime.InferenceSession", load)
+    sessions, adapter = onnxruntime.InferenceSession, onnxruntime.InferenceSession.__init__
+
+    def alone() -> Any:
+        sessions.__init__ = adapter.__wrapped__
+        try:
+            return load()
+        finally:
+            sessions.__init__ = adapter
+
+    sides = {"from shared memory": load, "alone": alone}
+    found = measure({f"{_ORT}: {side}": make for side, make in sides.items()}, count)
+    answers = {f"{_ORT_ANSWER}: {side}": functools.partial(_answer, make, feeds) for side, make in sides.items()}
+    return found | measure(answers, count)
+
+
+def _answer(make: Callable[[], Any], feeds: dict[str, Any]) -> Any:
+    return make().run(None, feeds)
+
+
+def transformers_loads(path: str, count: int, work: str) -> dict[str, list[int]]:
+    """Time `from_pretrained` with a cast and without one, each side in turns."""
+    del path
+    import os
+
+    import torch
+    from transformers import BertConfig, BertModel
+    from transformers.utils import logging
+
+    import trims.transparent
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    folder = os.path.join(work, "bert-base")
+    BertModel(BertConfig()).save_pretrained(folder)
+    time.sleep(2.1)  # a file that was just written is the framework's
+
+    def load(dtype: Any) -> Any:
+        return BertModel.from_pretrained(folder, dtype=dtype)
+
+    assert trims.transparent.install()
+    _load_until_shared("transformers.from_pretrained", lambda: load(torch.float16))
+    adapter = BertModel._load_pretrained_model
+
+    def alone(dtype: Any) -> Any:
+        BertModel._load_pretrained_model = staticmethod(adapter.__wrapped__)
+        try:
+            return load(dtype)
+        finally:
+            del BertModel._load_pretrained_model
+
+    rows = {_CAST: torch.float16, _MAPPED: torch.float32}
+    sides = {"from shared memory": load, "alone": alone}
+    rows = {_CAST: torch.float16, _MAPPED: torch.float32}
+    return measure(
+        {f"{row}: {side}": functools.partial(sides[side], dtype) for row, dtype in rows.items() for side in sides},
+        count,
+    )
 
 
 def mxnet_loads(prefix: str, count: int) -> dict[str, list[int]]:
