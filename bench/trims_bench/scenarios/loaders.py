@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trims_bench.scenarios.base import Setup
 
 _TITLE = "load functions of frameworks, unmodified: from shared memory, against alone"
-_MEMORY_TITLE = "8 unmodified processes that load one checkpoint by torch.load: memory of its weights, against one copy"
+_MEMORY_TITLE = "8 unmodified processes that load one file: shared memory of its weights, over what one of them maps"
 _MXNET = "mx.model.load_checkpoint, VGG-16"
 _ORT, _ORT_ANSWER = "onnxruntime.InferenceSession, BERT-base", "the same to its first answer"
 _CAST, _MAPPED = "from_pretrained, BERT-base, float32 to float16", "from_pretrained, BERT-base, as it is"
@@ -58,27 +58,38 @@ def loaders(setup: Setup) -> Figure:
 
 
 def memory(setup: Setup) -> Figure:
-    """Sum what processes hold of a checkpoint, once each has read all of it."""
+    """Sum what processes hold of a file, once each has read all of it or answered."""
+    figure = Figure("loaders-memory", _MEMORY_TITLE, [])
+    with setup.daemon() as daemon:
+        held = {"torch.load, BERT-base": _held(setup, daemon, hold, {"path": str(_checkpoint(setup, daemon))})}
+        held[_ORT] = _held(setup, daemon, hold_session, {"path": _onnx_path(setup, daemon)})
+        if setup.has_mxnet:
+            given = {"prefix": _mxnet_prefix(setup, daemon)}
+            held[_MXNET] = _held(setup, daemon, hold_parameters, given, python=setup.mxnet)
+    for name, (proportional, resident) in held.items():
+        one, shared = Samples("one process", resident, "bytes"), Samples("its share of 8", proportional, "bytes")
+        times = sum(proportional) / one.median
+        figure.comparisons.append(Comparison(name, times, "x", Bar("<=", 1.05), (shared, one)))
+    return figure
+
+
+def _held(
+    setup: Setup, daemon: DaemonProcess, hold: Any, given: dict[str, str], **how: Any
+) -> tuple[list[int], list[int]]:
+    """Return the bytes of shared memory that count for each process that holds a file, and those that it has mapped."""
     from trims_bench.smaps import of_weights
 
-    figure, count = Figure("loaders-memory", _MEMORY_TITLE, []), setup.size(8, 2)
-    with setup.daemon() as daemon, contextlib.ExitStack() as stack:
-        path = _checkpoint(setup, daemon)
-        call(bring, {"path": str(path)}, env=_environment(daemon))
-        holders = [
-            stack.enter_context(started(hold, {"path": str(path)}, env=_environment(daemon))) for _ in range(count)
-        ]
+    with contextlib.ExitStack() as stack:
+        ways = [started(hold, given, env=_environment(daemon), **how) for _ in range(1 + setup.size(8, 2))]
+        with ways.pop() as first:  # brings the file to memory
+            assert first.result()["shared"], "a load did not come from shared memory"
+        holders = [stack.enter_context(way) for way in ways]
         found = [holder.result() for holder in holders]
         assert all(each["shared"] for each in found), "a load did not come from shared memory"
-        held = [of_weights(each["pid"], "trims-").pss for each in found]
+        weights = [of_weights(each["pid"], "trims-") for each in found]
         for holder in holders:
             holder.end()
-    copy = Samples("one copy", [path.stat().st_size], "bytes")
-    shared = Samples("weights, by process", held, "bytes")
-    figure.comparisons.append(
-        Comparison("torch.load, BERT-base", sum(held) / copy.median, "x", Bar("<=", 1.05), (shared, copy))
-    )
-    return figure
+    return [each.pss for each in weights], [each.rss for each in weights]
 
 
 def _checkpoint(setup: Setup, daemon: DaemonProcess) -> Path:
@@ -123,17 +134,50 @@ def _load_until_shared(loader: str, load: Callable[[], object]) -> None:
 
 
 def hold(path: str) -> Generator[dict[str, Any], Any, None]:
-    """Load a file, read all of it, and keep it."""
-    import os
-
+    """Load a checkpoint by torch, read all of it, and keep it."""
     import torch
 
     import trims.transparent
 
+    assert trims.transparent.install()
+    _load_until_shared("torch.load", lambda: torch.load(path))
     found = torch.load(path)
-    total = sum(float(each.double().sum()) for each in found.values())
-    yield {"pid": os.getpid(), "shared": bool(trims.transparent.report().shared), "sum": total}
+    yield _kept(sum(float(each.double().sum()) for each in found.values()))
     yield {}
+
+
+def hold_session(path: str) -> Generator[dict[str, Any], Any, None]:
+    """Have a session of ONNX Runtime answer, and keep it."""
+    import onnxruntime
+
+    import trims.transparent
+
+    assert trims.transparent.install()
+    _load_until_shared("onnxruntime.InferenceSession", lambda: onnxruntime.InferenceSession(path))
+    session = onnxruntime.InferenceSession(path)
+    yield _kept(float(session.run(None, inputs("bert-base", ONNX))[0].sum()))
+    yield {}
+
+
+def hold_parameters(prefix: str) -> Generator[dict[str, Any], Any, None]:
+    """Load a checkpoint of MXNet, read all of it, and keep it."""
+    import mxnet as mx
+
+    import trims.transparent
+
+    assert trims.transparent.install()
+    _load_until_shared("mxnet.nd.load", lambda: mx.model.load_checkpoint(prefix, 0))
+    _, arguments, states = mx.model.load_checkpoint(prefix, 0)
+    yield _kept(sum(float(each.asnumpy().sum()) for each in {**arguments, **states}.values()))
+    yield {}
+
+
+def _kept(read: float) -> dict[str, Any]:
+    import os
+
+    import trims.transparent
+
+    return {"pid": os.getpid(), "shared": bool(trims.transparent.report().shared), "sum": read}
 
 
 def loads(path: str, work: str, count: int) -> dict[str, list[int]]:
