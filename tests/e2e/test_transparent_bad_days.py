@@ -271,6 +271,15 @@ def test_a_relative_path_is_of_the_programs_folder(
     assert counted() == (2, [])
 
 
+def test_a_way_over_a_link_s_parent_leads_where_the_kernel_goes(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "far" / "there").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "there")
+    saved(tmp_path / "far" / "m.bin")
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "m.bin")
+    assert is_right(os.path.join(tmp_path, "link", "..", "m.bin"))
+    assert counted() == (1, [])
+
+
 def test_a_file_that_only_the_program_sees_is_its_own(serving: Serving, tmp_path: Path) -> None:
     serving.start()
     path = saved(tmp_path / "m.bin")

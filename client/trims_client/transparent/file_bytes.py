@@ -95,7 +95,9 @@ def wanted_file(file: object, beside: Sequence[str] = ()) -> WantedFile:
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise StepAsideError("not a path")
     try:
-        path = os.path.abspath(os.fsdecode(file))
+        path = os.fsdecode(file)
+        # `abspath` takes `link/..` for the link's own folder, where the kernel goes to that of its target.
+        path = os.path.realpath(path) if os.pardir in path else os.path.abspath(path)
         found = [os.stat(path)]
     except (OSError, ValueError) as error:
         raise StepAsideError("no such file") from error
