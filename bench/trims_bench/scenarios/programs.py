@@ -36,7 +36,7 @@ _MEMORY = "private memory of 8 programs forked from one template, each of which 
 _CROWD = "a thousand programs by `trims exec`, 50 at once"
 _NOTE = (
     "From the start of the command to the first line that the program prints. Alone: `python app.py`. By exec: from a "
-    "template that the first run has made; the program's own load remains. All sides take turns."
+    "template that the first run has made, with what it loads in shared memory. All sides take turns."
 )
 _PRIVATE = (
     "Private bytes of each program's process by /proc/PID/smaps while all run and wait for standard input. Beside it, "
@@ -121,6 +121,19 @@ class Programs:
         """Run a command once by `trims exec`, and wait for its template."""
         self.by_exec(words)()
         self.await_template()
+
+    def bring(self, words: Sequence[str]) -> None:
+        """Run a command by `trims exec` until the files that its loaders read lie in shared memory."""
+        command, until_s = (
+            [_TRIMS, "exec", "--least-saving", "0", "--why", "--", *words],
+            time.monotonic() + _PATIENCE_S,
+        )
+        while True:
+            done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, check=True)
+            if "not in shared memory yet" not in done.stderr:
+                return
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"a file does not come to shared memory: {done.stderr}")
 
     def forget(self) -> None:
         """Have the daemon forget all templates."""
@@ -214,6 +227,8 @@ def starts(setup: Setup) -> Figure:
         rival = _rival(folder)
         for title, words, bar in _examples(setup, programs, daemon):
             programs.learn(words)
+            programs.bring(words)
+            programs.await_template()
             ways = {"by exec": programs.by_exec(words), "alone": programs.alone(words)}
             preloads = rival is not None and title.startswith("MiniLM")
             if rival is not None and preloads:
