@@ -13,7 +13,7 @@ NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}
 #: Groups for the packages of others: ours names nothing in them.
-GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed"}
+GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.reseed", "trims.loaders"}
 #: Attributes of spans.
 SPANS = ROOT / "predictors/trims_predictors/endpoint/observe/tracing.py"
 ATTRIBUTES = set(re.findall(r'"(trims(?:\.\w+)+)":', SPANS.read_text()))

@@ -25,10 +25,10 @@ def examine_loaders(python: str | None) -> Iterator[Finding]:
     """Yield what the loaders do in an interpreter's environment, framework by framework.
 
     Args:
-        python: Its path; None for this one.
+        python: Path of the interpreter; None for this one.
 
     Raises:
-        CallerError: It cannot be run, or is too old.
+        CallerError: The interpreter cannot be run, or is too old.
     """
     if python == "":
         raise CallerError("--python is empty; name an interpreter")

@@ -84,8 +84,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "run an unmodified program, from the second time on from a template with its imports"
     parser = commands.add_parser("exec", help=text, description=text, usage="trims exec [options] -- COMMAND ...")
     parser.add_argument("--why", action="store_true", help="print whether a template was used, or why not")
-    text = "whether the program's frameworks load through the store, from its second run on (docs/transparent.md)"
-    text += "; as the daemon is set (yes) without this option"
+    text = "whether frameworks load through the store (docs/transparent.md; default: as the daemon is set)"
     parser.add_argument("--loaders", action=argparse.BooleanOptionalAction, help=text)
     text = f"seconds for which a template that this run makes is kept unused (default: {_KEEP_ALIVE_S:g})"
     parser.add_argument("--keep-alive", type=_seconds, default=_KEEP_ALIVE_S, metavar="SECONDS", help=text)

@@ -32,12 +32,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     doctor = commands.add_parser("doctor", help=text, description=text)
     text = "instead, write a backup of registry, catalog and lock file to this folder, also while the daemon runs"
     completed(doctor.add_argument("--backup", metavar="DIR", help=text), FILES)
-    text = "instead, say which frameworks of an environment load through the store (docs/transparent.md)"
+    text = "instead, say which frameworks load through the store"
     doctor.add_argument("--loaders", action="store_true", help=text)
-    completed(doctor.add_argument("--python", metavar="PATH", help="its interpreter, with --loaders"), FILES)
-    text = "instead, say from which size on a file from shared memory is quicker than one that is read on this host"
+    completed(doctor.add_argument("--python", metavar="PATH", help="of which environment, with --loaders"), FILES)
+    text = "instead, say from which size on shared memory is quicker than reading"
     doctor.add_argument("--sharing", action="store_true", help=text)
-    doctor.add_argument("--measure", action="store_true", help="with --sharing, measure again")
+    doctor.add_argument("--measure", action="store_true", help="measure again, with --sharing")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"

@@ -90,6 +90,9 @@ class AttachDoor:
         clients: How many clients each tenant has.
     """
 
+    #: Bytes from which on sharing a file pays here, which sessions are greeted with; None if that is not known.
+    _share_from: int | None = None
+
     def __init__(
         self,
         store: Store,
@@ -107,8 +110,6 @@ class AttachDoor:
         self._templates = ProgramTemplates(template_bytes, self._end_session, loaders=loaders)
         self._requests = Requests(store, self._send, self._answered)
         self.tenants = tenants or Tenants()
-        #: Bytes from which on sharing a file pays here, which sessions are greeted with; None if that is not known.
-        self._share_from: int | None = None
         self._path, self._mode, self._boot = path, mode, boot
         self._listeners: dict[int, Listener] = {}
         self.clients: Counter[str] = Counter()

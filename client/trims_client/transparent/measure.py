@@ -1,4 +1,4 @@
-"""What a file from shared memory costs this host, and what reading it does: for `trims doctor --sharing`."""
+"""Cost of a file from shared memory on this host, and of one that is read: for `trims doctor --sharing`."""
 
 from __future__ import annotations
 
