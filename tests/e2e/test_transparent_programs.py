@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from looking import wait_until
-from programs import FORKED, Programs
+from programs import FORKED, Environment, Programs
 
 from trims.cli.main import main
 
@@ -126,6 +126,24 @@ def test_a_program_with_a_module_named_trims_keeps_its_own(programs: Programs) -
     assert programs.learn("python", "app.py").stdout == "7\n"
     ended = programs.run("python", "app.py", options=("--why",))
     assert (ended.stdout, FORKED in ended.stderr) == ("7\n", True)
+
+
+@pytest.mark.parametrize(("parameters", "said"), [("**how", ""), ("", "the frameworks load alone: TypeError")])
+def test_a_program_whose_environment_has_trims_runs_its_own_loaders(
+    programs: Programs, parameters: str, said: str
+) -> None:
+    environment = Environment(programs.folder / "env")
+    environment.install(numpy="")
+    (environment.packages / "trims_client" / "transparent").mkdir(parents=True)
+    for path in ("", "transparent/"):
+        text = f"def install({parameters}): print('own')\n"
+        (environment.packages / "trims_client" / path / "__init__.py").write_text(text)
+    words = (str(environment.python), programs.write("app.py", "import numpy, sys\nprint('trims' in sys.modules)\n"))
+    assert programs.learn(*words).stdout == "False\n"
+    ended = programs.run(*words, options=("--why",))
+    assert ended.stdout == ("own\nFalse\n" if parameters else "False\n")
+    assert said in ended.stderr
+    assert programs.run(*words).stderr == ""
 
 
 def test_trims_ps_names_the_program_whose_loaders_hold_a_file(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Attributes of a module, without code of its class.
 _names_of: Callable[[object], dict[str, Any]] = vars(type(sys))["__dict__"].__get__
 #: References to an original while `replace` runs: of its caller, the adapter, the parameter, and `sys.getrefcount`.
-_OURS = 4
+_OURS = 4 if sys.version_info >= (3, 11) else 5  # and of the call
 #: Names that are compared by value at most: some milliseconds.
 _MOST_NAMES = 30_000
 

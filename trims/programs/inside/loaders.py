@@ -88,7 +88,8 @@ class Loaders:
 
             install(report=self._report)
         except Exception as error:  # noqa: BLE001 - another release in the program's environment may do anything
-            sys.stderr.write(f"trims exec: the frameworks load alone: {type(error).__name__}: {error}\n")
+            if self._report:
+                sys.stderr.write(f"trims exec: the frameworks load alone: {type(error).__name__}: {error}\n")
 
 
 def _has(folder: str, name: str) -> bool:
