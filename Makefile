@@ -186,6 +186,10 @@ soak: env mxnet-env clients-env ## simulate the store on all cores, then the lon
 suites: env ## CPython's own tests and those of two packages alone and by trims exec
 	$(PYTEST) -m soak tests/e2e/test_exec_suites.py $(ARGS)
 
+.PHONY: others-tests
+others-tests: env ## tests of numpy, joblib, safetensors and others with the loaders, and without
+	$(BIN)/python -m pytest -s tests/e2e/test_transparent_others.py $(ARGS)
+
 .PHONY: mutants
 mutants: env ## put known defects back, one at a time, and show that the simulation or a test finds each
 	$(BIN)/python -m tests.simulation.mutants --jobs $$(nproc)

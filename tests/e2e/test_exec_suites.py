@@ -10,9 +10,9 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 import pytest
+from junit import outcomes
 from programs import FORKED, OBSERVED, Programs
 
 if TYPE_CHECKING:
@@ -33,16 +33,6 @@ PACKAGES = {
     "packaging": ("26.4", ["test_metadata.py", "test_tags.py", "test_version.py", "test_markers.py"]),
     "multidict": ("7.2.1", ["test_istr.py", "test_pickle.py", "test_mutable_multidict.py", "test_guard.py"]),
 }
-
-
-def outcomes(report: Path) -> dict[str, str]:
-    """Return test -> outcome of a report in JUnit's form."""
-    found = {}
-    for case in ET.parse(report).iter("testcase"):
-        kinds = [each.tag for each in case if each.tag in ("failure", "error", "skipped")]
-        found[f"{case.get('classname')}.{case.get('name')}"] = kinds[0] if kinds else "passed"
-    assert found, report.read_text()[:500]
-    return found
 
 
 def compared(programs: Programs, command: Callable[[Path], list[str]], cwd: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zipfile
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -206,6 +208,28 @@ def test_what_cannot_be_shared_is_loaded_as_ever(make: Callable[[Path], Any], re
         made.seek(0)
     assert as_bytes(ours) == as_bytes(PLAIN_LOAD(made))
     assert counted() == (0, [reason])
+
+
+@pytest.mark.parametrize("load", ["torch", "numpy"])
+def test_a_load_that_steps_aside_keeps_nothing_it_was_given(load: str) -> None:
+    file = io.BytesIO()
+    torch.save({"w": weight()}, file) if load == "torch" else np.save(file, np.ones(9))
+    file.seek(0)
+    gone = weakref.ref(file)
+    gc.disable()
+    try:
+        (torch.load if load == "torch" else np.load)(file)  # type: ignore[operator]
+        del file
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert counted() == (0, ["not a path"])
+
+
+def test_a_mode_of_none_maps_nothing_and_shares(tmp_path: Path) -> None:
+    np.save(path := tmp_path / "a.npy", np.arange(1 << 18))
+    assert type(np.load(path, mmap_mode=None)) is np.ndarray
+    assert counted() == (1, [])
 
 
 def test_a_stated_mmap_is_the_callers(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LOADER = "numpy.load"
-#: Arguments that change nothing for plain numbers.
-_KNOWN = {"allow_pickle", "encoding", "fix_imports"}
+#: Arguments that change nothing for plain numbers, nor does a `mmap_mode` of None.
+_KNOWN = {"allow_pickle", "encoding", "fix_imports", "mmap_mode"}
 _MAGIC = b"\x93NUMPY"
 #: Functions of `numpy.lib.format` that the adapter calls.
 _READERS = ("read_magic", "read_array_header_1_0", "read_array_header_2_0")
@@ -42,7 +42,7 @@ def adapt(numpy: ModuleType) -> Callable[[], None]:
     @functools.wraps(original)
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if args or kwargs.keys() - _KNOWN:
+            if args or kwargs.keys() - _KNOWN or kwargs.get("mmap_mode") is not None:
                 raise StepAsideError("an argument that the adapter does not know")
             found = bytes_of(file)
             made = _array(numpy, found.data)

@@ -48,6 +48,7 @@ class StepAsideError(Exception):
     def load(self, loader: str, original: Callable[[], Any]) -> Any:
         """Count the load, and return what the original returns."""
         reason = str(self)
+        self.__traceback__ = None  # it has the frame that keeps this error: a cycle, with all that was given to load
         _stepped_aside[loader, reason] += 1
         _begun.since_s = None
         since_s = time.perf_counter()
