@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Formats that files are wanted in for load functions, and the options that may be stated for each.
 _WANTED: Mapping[str, tuple[str, ...]] = {"bytes": (), "cast": ("dtype",), "onnx": ("prepack",)}
+#: Beginnings of the names of files at stated identities.
+AT_IDENTITY = tuple(FILE_PREFIX + form for form in _WANTED)
 
 
 class FileName(NamedTuple):
@@ -61,14 +63,9 @@ def parse_file_name(name: str) -> FileName:
     return FileName(slash + path, format_, options, framework, tuple(identities.split("|")))
 
 
-def is_at_identity(name: str) -> bool:
-    """Return whether a name stands for files at stated identities."""
-    return name.startswith(FILE_PREFIX) and not name.startswith(FILE_PREFIX + "/")
-
-
 def check_identity(name: str, identities: tuple[str, ...]) -> None:
     """Raise ArtifactChangedError for files that are not at the identities that they are wanted at."""
-    if not is_at_identity(name):
+    if not name.startswith(AT_IDENTITY):
         return
     wanted = parse_file_name(name)
     if identities != wanted.identities:

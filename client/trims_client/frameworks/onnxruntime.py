@@ -177,7 +177,7 @@ def session(
 
 
 class Parts(NamedTuple):
-    """What an ordinary `InferenceSession` is made of, in place of a model's file.
+    """Parts of an ordinary `InferenceSession`, in place of a model's file.
 
     Attributes:
         body: The optimized graph.

@@ -25,7 +25,7 @@ from trims.manifests.manifest import ArtifactSource, Framework, Manifest, parse_
 from trims.manifests.references import name_of
 from trims.registry.versions import Entry
 from trims.store.catalog import FILE_PREFIX
-from trims.store.file_names import is_at_identity, parse_file_name
+from trims.store.file_names import AT_IDENTITY, parse_file_name
 from trims.store.resolve.artifacts import ANY_READING, ArtifactLooks
 from trims.store.resolve.by_model import ByModel
 from trims.store.resolve.file_digests import FileDigests, rest_of
@@ -138,7 +138,7 @@ class Resolver:
         known = None if found is None else self._known.get(found[0])
         if found is not None and self._changes_outside and self._clock() - found[1] >= _TRUST_S:
             return None
-        if known is None or (self._clock() - known.checked_at_s >= _TRUST_S and not is_at_identity(name)):
+        if known is None or (self._clock() - known.checked_at_s >= _TRUST_S and not name.startswith(AT_IDENTITY)):
             return None
         return None if known.in_place in self._artifacts.in_place.converted else known
 
