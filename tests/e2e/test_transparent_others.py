@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,29 +33,81 @@ class Suite(NamedTuple):
     Attributes:
         words: What pytest is given.
         loader: The function of which some loads must come from shared memory.
+        packages: Wheels that are fetched for it, as pip is given them.
+        source: The source package that has the tests, as pip is given it.
+        cwd: Folder of the source in which the tests run.
     """
 
     words: tuple[str, ...]
     loader: str
+    packages: tuple[str, ...] = ()
+    source: str = ""
+    cwd: str = ""
 
 
 #: Tests that lie in wheels. Those of numpy that it calls slow write archives of gigabytes.
 IN_WHEELS = {
-    "numpy": Suite(("-m", "not slow", "numpy.lib.tests.test_format", "numpy.lib.tests.test_io"), "numpy.load"),
-    "joblib": Suite(("joblib.test.test_numpy_pickle",), "numpy.load"),
+    "numpy": Suite(
+        ("-m", "not slow", "--pyargs", "numpy.lib.tests.test_format", "numpy.lib.tests.test_io"), "numpy.load"
+    ),
+    "joblib": Suite(("--pyargs", "joblib.test.test_numpy_pickle"), "numpy.load"),
 }
+_VAD = ("silero-vad==6.2.3", "soundfile==0.14.0", "cffi", "pycparser")
+DOWNLOADED = {
+    "safetensors": Suite(
+        ("tests", "--ignore=tests/test_flax_comparison.py", "--ignore=tests/test_tf_comparison.py"),
+        "safetensors.numpy.load_file", source="safetensors==0.8.0", cwd="bindings/python",
+    ),
+    "skorch": Suite(
+        ("--pyargs", "skorch.tests.test_net", "-k", "load or save or checkpoint"), "torch.load",
+        ("skorch==1.4.0", "tabulate", "flaky"),
+    ),
+    "silero-vad": Suite(("tests",), "onnxruntime.InferenceSession", _VAD, "silero-vad==6.2.3"),
+}  # fmt: skip
+#: Backend that says which package a source is, and builds nothing: pip asks before it keeps what it has fetched.
+_BACKEND = """
+import os
+def prepare_metadata_for_build_wheel(folder, *_):
+    name, _, version = os.environ["SOURCE"].partition("==")
+    os.mkdir(os.path.join(folder, made := f"{name.replace('-', '_')}-{version}.dist-info"))
+    with open(os.path.join(folder, made, "METADATA"), "w") as file:
+        file.write(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return made
+"""
 
 
-def run(suite: Suite, folder: Path, way: str, environment: dict[str, str]) -> dict[str, str]:
+def fetch(suite: Suite, folder: Path) -> Path:
+    """Fetch what a suite needs into a folder. Return the working folder of its tests."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if suite.packages:
+        target = [*pip, "install", "--no-deps", "--root-user-action=ignore", "--target", str(folder / "packages")]
+        subprocess.run([*target, *suite.packages], check=True, timeout=SUITE_S)
+    if not suite.source:
+        return folder
+    (folder / "hatchling").mkdir()
+    for name in ("maturin.py", "hatchling/__init__.py", "hatchling/build.py"):
+        (folder / name).write_text(_BACKEND)
+    name = suite.source.partition("==")[0]
+    subprocess.run(
+        [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", name, "-d", folder, suite.source],
+        env={**os.environ, "PYTHONPATH": str(folder), "SOURCE": suite.source}, check=True, timeout=SUITE_S,
+    )  # fmt: skip
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz") / suite.cwd
+
+
+def run(suite: Suite, cwd: Path, folder: Path, way: str, environment: dict[str, str]) -> dict[str, str]:
     """Run the tests of a suite in a new process. Return test -> outcome."""
     report, scratch = folder / f"{way}.xml", folder / f"{way}-tmp"
     command = [
         sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", f"--junitxml={report}",
-        f"--basetemp={scratch}", *(("-p", "others_loaders") if COUNTS in environment else ()), "--pyargs", *suite.words,
+        f"--basetemp={scratch}", *(("-p", "others_loaders") if COUNTS in environment else ()), *suite.words,
     ]  # fmt: skip
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRIMS_", "PYTEST_"))}
     ended = subprocess.run(
-        command, cwd=folder, env={**inherited, **environment}, capture_output=True, text=True, check=False,
+        command, cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True, check=False,
         timeout=SUITE_S,
     )  # fmt: skip
     assert report.exists(), (ended.stdout + ended.stderr)[-2000:]
@@ -62,12 +115,9 @@ def run(suite: Suite, folder: Path, way: str, environment: dict[str, str]) -> di
 
 
 def compare(suite: Suite, daemon: Daemon, folder: Path, name: str) -> None:
-    alone = run(suite, folder, "alone", {})
-    environment = {
-        "TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir), COUNTS: str(folder / "counts.json"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }  # fmt: skip
-    ours = run(suite, folder, "ours", environment)
+    cwd, path = fetch(suite, folder), {"PYTHONPATH": f"{folder / 'packages'}:{ROOT / 'tests' / 'support'}"}
+    with_ours = {"TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir), COUNTS: str(folder / "counts.json")}
+    alone, ours = run(suite, cwd, folder, "alone", path), run(suite, cwd, folder, "ours", {**path, **with_ours})
     counts: dict[str, Any] = json.loads((folder / "counts.json").read_text())
     sys.stdout.write(f"{name:12} {len(alone)} tests, {dict(Counter(alone.values()))}; {counts}\n")
     assert {test: (alone.get(test), ours.get(test)) for test in alone | ours if alone.get(test) != ours.get(test)} == {}
@@ -77,3 +127,10 @@ def compare(suite: Suite, daemon: Daemon, folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", IN_WHEELS)
 def test_a_suite_of_a_wheel_has_equal_outcomes(name: str, daemon: Daemon, folder: Path) -> None:
     compare(IN_WHEELS[name], daemon, folder, name)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", DOWNLOADED)
+def test_a_suite_that_is_downloaded_has_equal_outcomes(name: str, daemon: Daemon, folder: Path) -> None:
+    compare(DOWNLOADED[name], daemon, folder, name)
