@@ -36,14 +36,14 @@ def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], in
     return path
 
 
-def linear(folder: Path, *, external: str | None = None) -> Path:
+def linear(folder: Path, *, external: str | None = None, columns: int = 64) -> Path:
     """`y = x @ weight + bias`, with a weight large enough to leave the program."""
-    weight = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
+    weight = np.arange(32 * columns, dtype=np.float32).reshape(32, columns)
     path = save(
         folder / "linear.onnx",
         [helper.make_node("Gemm", ["x", "weight", "bias"], ["y"])],
         [value("x", TensorProto.FLOAT, ["N", 32])],
-        [value("y", TensorProto.FLOAT, ["N", 64])],
+        [value("y", TensorProto.FLOAT, ["N", columns])],
         [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(weight[0], "bias")],
     )
     if external is not None:
