@@ -187,8 +187,8 @@ suites: env ## CPython's own tests and those of two packages alone and by trims 
 	$(PYTEST) -m soak tests/e2e/test_exec_suites.py $(ARGS)
 
 .PHONY: others-tests
-others-tests: env ## tests of numpy, joblib, safetensors and others with the loaders, and without
-	$(BIN)/python -m pytest -s tests/e2e/test_transparent_others.py $(ARGS)
+others-tests: env ## tests of numpy, joblib, safetensors and others with the loaders, and without; vLLM's and SGLang's modules
+	$(BIN)/python -m pytest -s tests/e2e/test_transparent_others.py tests/e2e/test_engine_loaders.py $(ARGS)
 
 .PHONY: mutants
 mutants: env ## put known defects back, one at a time, and show that the simulation or a test finds each

@@ -18,7 +18,7 @@ GROUPS |= {"trims.predictors", "trims.sources", "trims.registries", "trims.resee
 SPANS = ROOT / "predictors/trims_predictors/endpoint/observe/tracing.py"
 ATTRIBUTES = set(re.findall(r'"(trims(?:\.\w+)+)":', SPANS.read_text()))
 #: Written in its own environment only.
-ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.lock", "trims.json"}
+ELSEWHERE = {"trims.mxnet", "trims.cupy", "trims.vllm", "trims.sglang", "trims.lock", "trims.json"}
 
 
 def named() -> dict[str, str]:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 #: MXNet copies what it loads up to three times: the client shares those copies, too, and bench has the row.
 #: Programs of `trims exec` have loaders by default, others' adapters, a doctor of them, and a measured threshold.
 #: Sessions of ONNX Runtime and casts of transformers are measured beside the other loads: bench has the rows.
+#: vLLM and SGLang load by their own seams: trims has the two loaders, the client the weights for them.
 CODE_LINES = {
-    "trims": 53537,
-    "client/trims_client": 6603,
+    "trims": 53609,
+    "client/trims_client": 6654,
     "predictors/trims_predictors": 20370,
     "bench/trims_bench": 13910,
 }
