@@ -2,8 +2,8 @@
 
 `model_loader_extra_config='{"name": "llama"}'` names a model in the store; without it, the checkpoint in the model's
 folder is opened by its path. `runtime_dir` is the daemon's, if that is not the usual one. The loader is SGLang's own
-but for where weights come from. Proven with the configuration and the loader of SGLang 0.5.23's wheel, on a host without
-a device: the engine itself was not run.
+but for where weights come from. Proven with the configuration and the loader of SGLang 0.5.23's wheel, on a host
+without a device: the engine itself was not run.
 """
 
 from __future__ import annotations
