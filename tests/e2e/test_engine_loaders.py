@@ -18,6 +18,8 @@ from engine_side import RECORDED
 from repository import SUPPORT
 from trims_client.frameworks.engines import EngineOptions, read_options, weights_of
 
+from trims.core.errors import DaemonAwayError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -101,6 +103,22 @@ def test_a_folder_of_other_files_is_refused(files: list[str], folder: Path, daem
         (folder / name).touch()
     with pytest.raises(ValueError, match="state the model's name in the store"):
         next(weights_of(EngineOptions(runtime_dir=str(daemon.config.runtime_dir)), str(folder)))
+
+
+def test_without_a_daemon_an_engine_is_refused_its_weights(model: Path, folder: Path) -> None:
+    with pytest.raises(DaemonAwayError):
+        next(weights_of(EngineOptions(runtime_dir=str(folder / "none")), str(model)))
+
+
+def test_weights_that_an_engine_keeps_and_writes_change_no_other_loads(model: Path, daemon: Daemon) -> None:
+    options = EngineOptions(runtime_dir=str(daemon.config.runtime_dir))
+    kept = dict(weights_of(options, str(model)))
+    kept["weight"].zero_()
+    again = dict(weights_of(options, str(model)))
+    assert torch.equal(again["weight"], safetensors.load_file(model / "model.safetensors")["weight"])
+    (model / "model.safetensors").unlink()
+    assert float(kept["weight"].sum()) == 0
+    assert kept["bias"].equal(again["bias"])
 
 
 def test_no_options_are_the_usual_ones() -> None:
