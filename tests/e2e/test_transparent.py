@@ -335,6 +335,12 @@ def test_numpy_load_returns_what_it_returns_alone(dtype: Any, order: Any, tmp_pa
     assert np.load(path).tobytes() == alone.tobytes()
 
 
+def test_an_encoding_that_numpy_refuses_is_refused(tmp_path: Path) -> None:
+    np.save(path := tmp_path / "a.npy", np.ones(1 << 18))
+    with pytest.raises(ValueError, match="encoding"):
+        np.load(path, encoding="utf8")  # type: ignore[arg-type]
+
+
 def test_numpy_files_of_other_kinds_are_loaded_as_ever(tmp_path: Path) -> None:
     values = np.arange(1 << 18)
     np.savez(tmp_path / "a.npz", a=values)

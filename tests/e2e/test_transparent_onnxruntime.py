@@ -14,6 +14,7 @@ from onnx_models import attention, convolution, feeds, helper, onnx, onnxruntime
 from transparently import counted, installed  # noqa: F401 - a fixture
 from trims_client import transparent
 from trims_client.frameworks import _onnxruntime_packed
+from trims_client.transparent import file_bytes
 from trims_client.transparent import onnxruntime as adapter
 
 if TYPE_CHECKING:
@@ -176,6 +177,16 @@ def with_a_dimension(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, options)
 
 
+def with_options_of_another_type(path: Path) -> Any:
+    found = []
+    for make in (alone, onnxruntime.InferenceSession):
+        with pytest.raises(TypeError) as error:
+            make(path, 3)
+        found.append(str(error.value).partition("Invoked with")[0])
+    assert found[0] == found[1]
+    return alone(path)
+
+
 def without_an_optimizer(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, disabled_optimizers=["ConstantFolding"])
 
@@ -207,6 +218,7 @@ ASIDE = [
     (with_an_entry, "options that the adapter does not know"),
     (with_a_dimension, "options that the adapter does not know"),
     (with_options_of_before, "options that the adapter does not know"),
+    (with_options_of_another_type, "options that the adapter does not know"),
     (without_an_optimizer, "an argument that the adapter does not know"),
     (of_a_class_with_attributes, "a class with attributes of its own"),
 ]
@@ -276,6 +288,21 @@ def test_errors_are_the_originals(tmp_path: Path) -> None:
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument):
         session.run(None, {"x": np.zeros((1, 2), np.float32)})
     assert session.run(None, fed(path))
+
+
+def test_a_model_that_onnx_runtime_refuses_is_converted_once(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "unknown.onnx"
+    node = helper.make_node("Nope", ["x", "w"], ["y"], domain="foo")
+    save(path, [node], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])], {"w": np.ones(5000, np.float32)})
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("foo", 1))
+    onnx.save(model, path)
+    for _ in range(3):
+        with pytest.raises(Exception, match="Nope"):
+            onnxruntime.InferenceSession(path)
+    assert counted() == (0, ["bad_artifact"])
+    name = f"file:onnx,prepack=shared,onnxruntime=={onnxruntime.__version__}:{file_bytes.identity_of(str(path))}:{path}"
+    assert list(daemon.store._opens._refused) == [name]
 
 
 def test_threads_that_run_a_new_session_at_once_get_one_answer(tmp_path: Path) -> None:

@@ -120,6 +120,15 @@ def test_shards_are_cast_each_and_a_task_s_new_head_is_made(tmp_path: Path) -> N
     assert contents(ours) == contents(alone)
 
 
+def test_a_module_loaded_in_inference_mode_can_be_trained(tmp_path: Path) -> None:
+    kind = saved("LlamaForCausalLM", tmp_path)
+    with torch.inference_mode():
+        alone, ours = both(kind, tmp_path, dtype=torch.bfloat16)
+    assert [each.is_inference() for each in ours.parameters()] == [each.is_inference() for each in alone.parameters()]
+    ours(torch.arange(6).view(1, 6)).logits.sum().backward()
+    assert counted() == (1, [])
+
+
 def test_what_a_program_writes_into_its_module_no_other_sees(tmp_path: Path) -> None:
     kind = saved("BertModel", tmp_path)
     alone, ours = both(kind, tmp_path, dtype=torch.float16)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     ArtifactChangedError,
+    ArtifactError,
     InUseError,
     ModelNotFoundError,
     NotInPlaceError,
@@ -32,6 +33,7 @@ from trims.core.residency.admission import IN_PLACE_STAYS, STAYS
 from trims.core.residency.events import KeepAlive, Requested
 from trims.core.residency.timer_heap import TimerHeap
 from trims.store.catalog import FILE_PREFIX
+from trims.store.file_names import AT_IDENTITY
 from trims.store.pending_requests import Outcome, Pending, PendingRequest, log_failure
 from trims.store.residency_options import ResidencyOptions
 from trims.store.resolve.lookups import Lookups
@@ -103,6 +105,8 @@ class Opens:
         self._resting: dict[str, float] = {}
         self._rested: TimerHeap[str] = TimerHeap(lambda at_s, name: self._resting.get(name) == at_s)
         self._resting_lock = threading.Lock()
+        #: Files that cannot be read, by names that never change their meaning: programs ask for one at each start.
+        self._refused: dict[str, ArtifactError] = {}
         #: Residency options, by name.
         self._options: dict[str, ResidencyOptions] = {}
         self.lookups = Lookups(resolver, self._found, pools, pace, readers=readers, never_fits=shell.never_fits)
@@ -146,6 +150,11 @@ class Opens:
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant, avoids=avoids)
         ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)
         self._counters["opens" if lease else "prefetches"] += 1
+        if name.startswith(AT_IDENTITY):
+            if refused := self._refused.get(name):
+                answer(refused)
+                return
+            ask.answer = self._noting_refusal(name, answer)
         if resolved is not None and (resolved.hashed or ask.anywhere):
             self._request(ask, resolved)
             return
@@ -189,6 +198,16 @@ class Opens:
             self._request(ask, result)
         elif result.hashed:
             self._judge(ask, result)
+
+    def _noting_refusal(self, name: str, answer: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+        def note(outcome: Outcome) -> None:
+            if type(outcome) is ArtifactError:  # one of its kinds may be mended, such as a file that is not there
+                if len(self._refused) >= _OPTIONS_KEPT:
+                    self._refused.clear()
+                self._refused[name] = outcome
+            answer(outcome)
+
+        return note
 
     def _note_too_large(self, name: str) -> None:
         """Note an artifact that fits nowhere but in its own files: it is not hashed behind its readers again."""

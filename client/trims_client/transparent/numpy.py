@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LOADER = "numpy.load"
 #: Arguments that change nothing for plain numbers, nor does a `mmap_mode` of None.
 _KNOWN = {"allow_pickle", "encoding", "fix_imports", "mmap_mode"}
+_ENCODINGS = ("ASCII", "latin1", "bytes")
 _MAGIC = b"\x93NUMPY"
 #: Functions of `numpy.lib.format` that the adapter calls.
 _READERS = ("read_magic", "read_array_header_1_0", "read_array_header_2_0")
@@ -44,6 +45,8 @@ def adapt(numpy: ModuleType) -> Callable[[], None]:
         try:
             if args or kwargs.keys() - _KNOWN or kwargs.get("mmap_mode") is not None:
                 raise StepAsideError("an argument that the adapter does not know")
+            if kwargs.get("encoding", "ASCII") not in _ENCODINGS:
+                raise StepAsideError("an encoding that numpy refuses")
             found = bytes_of(file)
             made = _array(numpy, found.data)
         except StepAsideError as error:

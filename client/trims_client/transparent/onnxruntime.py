@@ -151,6 +151,8 @@ def _check(onnxruntime: ModuleType, session: Any, given: dict[str, Any], positio
     if os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1":
         raise StepAsideError("options that lie in the model")
     level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if options is not None and type(options) is not onnxruntime.SessionOptions:
+        raise StepAsideError("options that the adapter does not know")
     if options is not None and (
         options.enable_profiling or options.optimized_model_filepath or options.graph_optimization_level != level
     ):

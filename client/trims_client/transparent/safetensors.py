@@ -38,7 +38,7 @@ def adapt(numpy_api: ModuleType) -> Callable[[], None]:
         except StepAsideError as error:
             aside = error
         except Exception as error:  # noqa: BLE001 - the library's own, which the original raises again
-            aside = StepAsideError(type(error).__name__)
+            aside = StepAsideError(f"safetensors refuses it: {type(error).__name__}")
         else:
             note_shared(_LOADER, found.data.nbytes)
             return made

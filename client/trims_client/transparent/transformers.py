@@ -123,6 +123,7 @@ def _cast(path: str, dtype: str) -> Mapping[str, Any]:
     with opened(asked, f"cast,dtype={dtype},torch=={torch.__version__.partition('+')[0]}") as weights:
         from trims_client.frameworks.torch import state_dict
 
-        found = state_dict(weights, writable=True)
+        with torch.inference_mode(False):  # where the library materializes parameters, that mode does not reach
+            found = state_dict(weights, writable=True)
     note_shared(_LOADER, asked.nbytes)
     return found
