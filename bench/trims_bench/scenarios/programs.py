@@ -211,12 +211,12 @@ def _examples(setup: Setup, programs: Programs, daemon: DaemonProcess) -> Iterat
     yield (
         "ResNet-50, ONNX Runtime",
         [sys.executable, programs.write("ort.py", _ORT), str(onnx), str(SIDE)],
-        Bar(">=", 2.0),
+        Bar(">=", 4.0),
     )
     if setup.has_mxnet:
         symbol = _artifact(daemon, setup, "exec-mxnet", "vgg16-mxnet", MXNET)
         prefix = str(symbol).removesuffix("-symbol.json")
-        yield "VGG-16, MXNet", [str(setup.mxnet), programs.write("mx.py", _MXNET), prefix, str(SIDE)], Bar(">=", 3.0)
+        yield "VGG-16, MXNet", [str(setup.mxnet), programs.write("mx.py", _MXNET), prefix, str(SIDE)], Bar(">=", 8.0)
 
 
 def starts(setup: Setup) -> Figure:
