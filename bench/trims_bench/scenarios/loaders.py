@@ -49,7 +49,9 @@ def loaders(setup: Setup) -> Figure:
     first, alone = (Samples(side, taken[f"first: {side}"]) for side in ("the store has never seen it", "alone"))
     figure.comparisons.append(share("torch.load of a copy that is new", first, alone, Bar("<=", 1.02)))
     imported, nothing = (Samples(side, taken[f"start: {side}"]) for side in ("import trims.transparent", "pass"))
-    figure.comparisons.append(more("a program that loads no model, more than without", imported, nothing, Bar("<=", 2.0)))
+    figure.comparisons.append(
+        more("a program that loads no model, more than without", imported, nothing, Bar("<=", 2.0))
+    )
     figure.notes.append(
         "One process, sides in turns, page cache warm; what a load returns is dropped outside of the time. A load from "
         "shared memory touches no page of the weights: their first use costs a page fault each."
