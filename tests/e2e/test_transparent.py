@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from transparently import counted, installed  # noqa: F401 - a fixture
 from trims_client import shared, transparent
 from trims_client.transparent import file_bytes, outcomes
 
@@ -32,33 +33,19 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 torch = pytest.importorskip("torch", reason="missing framework: torch")
-pytestmark = pytest.mark.usefixtures("daemon", "installed")
+pytestmark = pytest.mark.usefixtures("daemon", "put_back")
 _LETTERS = 1 << 19
 #: Not by value, which an adapter would find.
 PLAIN_LOAD, PLAIN_NUMPY = functools.partial(torch.load), functools.partial(np.load)
 
 
 @pytest.fixture
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The loaders are in place, with counts from zero; files count as written long ago."""
-    monkeypatch.setenv("TRIMS_RUNTIME_DIR", str(folder / "run"))
-    monkeypatch.setattr(shared, "_shared", None)
-    monkeypatch.setattr(file_bytes, "_REST_S", 0.0)
-    monkeypatch.setattr(file_bytes, "_PATIENCE_S", 5.0)
-    outcomes._shared.clear()
-    outcomes._stepped_aside.clear()
-    assert transparent.install()
+def put_back(installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811 - the fixture
+    """The loaders are in place, small files are the frameworks' own, and the originals are back afterwards."""
+    monkeypatch.setattr(file_bytes, "LEAST_BYTES", 1 << 20)
     yield
     transparent.uninstall()
     assert (torch.load, np.load) == (PLAIN_LOAD.func, PLAIN_NUMPY.func)
-    if shared._shared is not None:
-        shared._shared.close()
-
-
-def counted() -> tuple[int, list[str]]:
-    """Loads from shared memory, and the reasons of the others."""
-    found = outcomes.report()
-    return sum(found.shared.values()), sorted({reason for _, reason in found.stepped_aside})
 
 
 def weight() -> torch.Tensor:

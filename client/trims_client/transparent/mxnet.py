@@ -12,7 +12,7 @@ import sys
 
 from trims_client.transparent.file_bytes import bytes_of
 from trims_client.transparent.mxnet_file import contents
-from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
+from trims_client.transparent.outcomes import StepAsideError, is_proven, note_aside, note_shared
 from trims_client.transparent.replaced import replace
 
 TYPE_CHECKING = False
@@ -37,8 +37,7 @@ _STREAMS = ("stdin", "stdout")
 
 def adapt(mxnet: ModuleType) -> Callable[[], None]:
     """Put the adapter in the place of `mxnet.nd.load`. Return what puts the original back."""
-    if mxnet.__version__ not in _PROVEN:
-        note_aside(_LOADER, f"mxnet {mxnet.__version__} is not known")
+    if not is_proven(_LOADER, mxnet, _PROVEN):
         return lambda: None
     original = mxnet.ndarray.utils.load
     if original.__globals__ is not vars(mxnet.ndarray.utils):

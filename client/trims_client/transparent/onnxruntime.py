@@ -13,7 +13,7 @@ import os
 import weakref
 
 from trims_client.transparent.file_bytes import opened, wanted_file
-from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
+from trims_client.transparent.outcomes import StepAsideError, is_proven, note_aside, note_shared
 from trims_client.transparent.replaced import replace
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOADER = "onnxruntime.InferenceSession"
 #: Releases of ONNX Runtime that the adapter was proven with.
-_PROVEN = ((1, 31),)
+_PROVEN = ("1.31",)
 #: Endings of files of external data, behind the model's name, as exporters write them.
 _EXTERNAL = (".data", "_data")
 #: Entry in the options of sessions over shared weights: see `trims_client.frameworks._onnxruntime_options`.
@@ -53,9 +53,10 @@ _PACKING = "_trims_packing"
 def adapt(onnxruntime: ModuleType) -> Callable[[], None]:
     """Put the adapter in the place of `InferenceSession.__init__`. Return what puts the original back."""
     sessions = onnxruntime.InferenceSession
-    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2] if part.isdigit())
-    if version not in _PROVEN or getattr(getattr(sessions, "__getattr__", None), "__module__", __name__) != __name__:
-        note_aside(_LOADER, f"onnxruntime {onnxruntime.__version__} is not known")
+    if not is_proven(_LOADER, onnxruntime, _PROVEN):
+        return lambda: None
+    if getattr(getattr(sessions, "__getattr__", None), "__module__", __name__) != __name__:
+        note_aside(_LOADER, "another library has patched it")
         return lambda: None
     original, seen = sessions.__init__, _SeenOptions(onnxruntime.SessionOptions)
 

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
 
 
 class Report(NamedTuple):
@@ -87,6 +88,18 @@ def note_aside(loader: str, reason: str) -> None:
     """Count a load that the original did alone."""
     _begun.since_s = None
     _stepped_aside[loader, reason] += 1
+
+
+def is_proven(loader: str, framework: ModuleType, proven: Sequence[str]) -> bool:
+    """Return whether a framework's release is one that an adapter was proven with; count a reason if it is not.
+
+    Args:
+        proven: Releases, such as `2.13` for each of 2.13's.
+    """
+    if f"{framework.__version__.partition('+')[0]}.".startswith(tuple(f"{each}." for each in proven)):
+        return True
+    note_aside(loader, f"{framework.__name__} {framework.__version__} is not known")
+    return False
 
 
 def report() -> Report:

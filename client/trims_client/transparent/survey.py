@@ -27,8 +27,8 @@ def survey() -> list[dict[str, Any]]:
 
 def _ours(name: str) -> dict[str, Any]:
     adapter = import_module(f"{__package__}.{name.partition('.')[0]}")
-    proven = [each if isinstance(each, str) else ".".join(map(str, each)) for each in getattr(adapter, "_PROVEN", ())]
-    return {"loader": adapter._LOADER, **_framework(name), "proven": proven, "problem": ""}
+    proven = getattr(adapter, "_PROVEN", ())
+    return {"loader": adapter._LOADER, **_framework(name), "proven": list(proven), "problem": ""}
 
 
 def _theirs(name: str, value: str) -> dict[str, Any]:

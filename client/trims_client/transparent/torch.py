@@ -13,7 +13,7 @@ import sys
 import threading
 
 from trims_client.transparent.file_bytes import bytes_of, identity_of
-from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
+from trims_client.transparent.outcomes import StepAsideError, is_proven, note_aside, note_shared
 from trims_client.transparent.replaced import replace
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOADER = "torch.load"
 #: Releases of torch that the adapter was proven with.
-_PROVEN = ((2, 13),)
+_PROVEN = ("2.13",)
 #: End of a zip file's directory, the locator of its 64-bit form, that form, and an entry.
 _END, _LOCATOR = struct.Struct("<4s4xHHIIH"), struct.Struct("<4s4xQ4x")
 _END64, _ENTRY = struct.Struct("<4s20xQQQQ"), struct.Struct("<4s6xH16xHHH12x")
@@ -36,8 +36,7 @@ _serving = threading.local()
 
 def adapt(torch: ModuleType) -> Callable[[], None]:
     """Put the adapter in the place of `torch.load`. Return what puts the original back."""
-    if _version(torch) not in _PROVEN:
-        note_aside(_LOADER, f"torch {torch.__version__} is not known")
+    if not is_proven(_LOADER, torch, _PROVEN):
         return lambda: None
     original, from_file = torch.serialization.load, torch.UntypedStorage.from_file
     if original.__globals__ is not vars(torch.serialization):
@@ -103,10 +102,6 @@ def _loaded(found: FileBytes, original: Any, f: Any, args: tuple[Any, ...], kwar
         return made
     note_aside(_LOADER, "changed meanwhile")
     return original(f, *args, **kwargs)
-
-
-def _version(torch: ModuleType) -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 def _is_stored_zip(data: memoryview) -> bool:

@@ -12,7 +12,7 @@ import functools
 import json
 
 from trims_client.transparent.file_bytes import opened, wanted_file
-from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
+from trims_client.transparent.outcomes import StepAsideError, is_proven, note_shared
 from trims_client.transparent.replaced import replace
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOADER = "transformers.from_pretrained"
 #: Releases of transformers that the adapter was proven with.
-_PROVEN = ((5, 23),)
+_PROVEN = ("5.23",)
 #: Names of dtypes in a safetensors file, by torch's.
 _CAST_TO = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 #: By the format.
@@ -36,9 +36,7 @@ def adapt(modeling: ModuleType) -> Callable[[], None]:
     import transformers
     from transformers import core_model_loading as core
 
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
-    if version not in _PROVEN or modeling.safe_open is None:
-        note_aside(_LOADER, f"transformers {transformers.__version__} is not known")
+    if not is_proven(_LOADER, transformers, _PROVEN):
         return lambda: None
     model_class = modeling.PreTrainedModel
     original, materialize = model_class._load_pretrained_model, core._materialize_copy
@@ -97,11 +95,16 @@ def _slices(
     if not to_cast:
         raise StepAsideError("nothing is cast")
     found: dict[str, Any] = {}
+    counted = []
     for path in paths:
         file = files.enter_context(safe_open(path, framework="pt", device="cpu"))
         found.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118 - no mapping
-        for name, tensor in _cast(path, wanted).items() if path in to_cast else ():
-            found[name] = _Slice(found[name], tensor)
+        if path in to_cast:
+            nbytes, cast = _cast(path, wanted)
+            found.update({name: _Slice(found[name], tensor) for name, tensor in cast.items()})
+            counted.append(nbytes)
+    for nbytes in counted:  # once all are there: the library loads alone if one is not
+        note_shared(_LOADER, nbytes)
     return found
 
 
@@ -116,7 +119,8 @@ def _dtypes(path: str) -> set[str]:
         raise StepAsideError("no safetensors file") from error
 
 
-def _cast(path: str, dtype: str) -> Mapping[str, Any]:
+def _cast(path: str, dtype: str) -> tuple[int, Mapping[str, Any]]:
+    """Return a file's length and its tensors of another dtype. Raises StepAsideError."""
     import torch
 
     asked = wanted_file(path)
@@ -124,6 +128,4 @@ def _cast(path: str, dtype: str) -> Mapping[str, Any]:
         from trims_client.frameworks.torch import state_dict
 
         with torch.inference_mode(False):  # where the library materializes parameters, that mode does not reach
-            found = state_dict(weights, writable=True)
-    note_shared(_LOADER, asked.nbytes)
-    return found
+            return asked.nbytes, state_dict(weights, writable=True)
