@@ -71,6 +71,22 @@ def test_what_a_program_writes_no_other_load_sees(tmp_path: Path) -> None:
     assert counted() == (2, [])
 
 
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = saved(tmp_path / "m.safetensors"), tmp_path / "n.safetensors"
+    safetensors.numpy.save_file({name: np.zeros_like(each) for name, each in PLAIN["load_file"](path).items()}, other)
+
+    def replaces(*args: Any, **kwargs: Any) -> Any:
+        if other.exists():
+            other.rename(path)
+        return safetensors.safe_open(*args, **kwargs)
+
+    monkeypatch.setattr(safetensors.numpy, "safe_open", replaces)
+    assert not any(each.any() for each in safetensors.numpy.load_file(path).values())
+    assert counted() == (0, ["changed meanwhile"])
+
+
 def test_a_stated_backend_is_the_callers(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.safetensors")
     assert contents(safetensors.numpy.load_file(path, backend="pread")) == contents(PLAIN["load_file"](path))

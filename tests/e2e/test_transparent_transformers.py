@@ -166,6 +166,26 @@ def test_a_checkpoint_that_changes_is_cast_again(tmp_path: Path) -> None:
     assert contents(before) == kept
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_opened_is_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = saved("BertModel", tmp_path / "m")
+    torch.manual_seed(11)
+    kind(kind.config_class(**_TEXT)).save_pretrained(tmp_path / "n")
+    opens = transformers.modeling_utils.safe_open
+
+    def replaces(path: str, *args: Any, **kwargs: Any) -> Any:
+        if (other := tmp_path / "n" / "model.safetensors").exists():
+            other.rename(path)
+        return opens(path, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.modeling_utils, "safe_open", replaces)
+    ours = kind.from_pretrained(tmp_path / "m", dtype=torch.float16)
+    assert counted() == (0, ["changed meanwhile"])
+    transparent.uninstall()
+    assert contents(ours) == contents(kind.from_pretrained(tmp_path / "m", dtype=torch.float16))
+
+
 def test_errors_are_the_librarys(tmp_path: Path) -> None:
     kind = saved("BertModel", tmp_path)
     path = tmp_path / "model.safetensors"

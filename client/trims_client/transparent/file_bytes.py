@@ -66,6 +66,16 @@ def identity_of(path: str) -> str:
     return _identity(os.stat(path))
 
 
+def check_same(path: str, identity: str) -> None:
+    """Raise StepAsideError if a file, which was read beside what the store has of it, is not that file any more."""
+    try:
+        same = identity_of(path) == identity
+    except OSError:
+        same = False
+    if not same:
+        raise StepAsideError("changed meanwhile")
+
+
 def _identity(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 

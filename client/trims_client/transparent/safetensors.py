@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 
-from trims_client.transparent.file_bytes import bytes_of
+from trims_client.transparent.file_bytes import bytes_of, check_same
 from trims_client.transparent.outcomes import StepAsideError, note_aside, note_shared
 from trims_client.transparent.replaced import replace
 
@@ -35,6 +35,7 @@ def adapt(numpy_api: ModuleType) -> Callable[[], None]:
             found = bytes_of(filename)
             with numpy_api.safe_open(filename, framework="np") as file:  # checks the file, and knows the order
                 made = _arrays(numpy_api, file, found.data)
+                check_same(found.path, found.identity)
         except StepAsideError as error:
             aside = error
         except Exception as error:  # noqa: BLE001 - the library's own, which the original raises again

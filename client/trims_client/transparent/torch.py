@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 
-from trims_client.transparent.file_bytes import bytes_of, identity_of
+from trims_client.transparent.file_bytes import bytes_of, check_same
 from trims_client.transparent.outcomes import StepAsideError, is_proven, note_aside, note_shared
 from trims_client.transparent.replaced import replace
 
@@ -90,18 +90,17 @@ def _loaded(found: FileBytes, original: Any, f: Any, args: tuple[Any, ...], kwar
         used = _serving.used
     finally:
         _serving.bytes = None
-    try:
-        same = identity_of(found.path) == found.identity
-    except OSError:
-        same = False
     if not used:  # such as TorchScript: the original has read the file itself
         note_aside(_LOADER, "the bytes were not asked for")
         return made
-    if same:
+    try:
+        check_same(found.path, found.identity)
+    except StepAsideError as error:
+        aside = error
+    else:
         note_shared(_LOADER, found.data.nbytes)
         return made
-    note_aside(_LOADER, "changed meanwhile")
-    return original(f, *args, **kwargs)
+    return aside.load(_LOADER, lambda: original(f, *args, **kwargs))
 
 
 def _is_stored_zip(data: memoryview) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 
-from trims_client.transparent.file_bytes import opened, wanted_file
+from trims_client.transparent.file_bytes import check_same, opened, wanted_file
 from trims_client.transparent.outcomes import StepAsideError, is_proven, note_shared
 from trims_client.transparent.replaced import replace
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import Any
+
+    from trims_client.transparent.file_bytes import WantedFile
 
 _LOADER = "transformers.from_pretrained"
 #: Releases of transformers that the adapter was proven with.
@@ -95,16 +97,16 @@ def _slices(
     if not to_cast:
         raise StepAsideError("nothing is cast")
     found: dict[str, Any] = {}
-    counted = []
+    shared = {path: _cast(path, wanted) for path in to_cast}
     for path in paths:
         file = files.enter_context(safe_open(path, framework="pt", device="cpu"))
         found.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118 - no mapping
-        if path in to_cast:
-            nbytes, cast = _cast(path, wanted)
+        if path in shared:
+            asked, cast = shared[path]
+            check_same(asked.path, asked.identity)
             found.update({name: _Slice(found[name], tensor) for name, tensor in cast.items()})
-            counted.append(nbytes)
-    for nbytes in counted:  # once all are there: the library loads alone if one is not
-        note_shared(_LOADER, nbytes)
+    for asked, _ in shared.values():  # once all are there: the library loads alone if one is not
+        note_shared(_LOADER, asked.nbytes)
     return found
 
 
@@ -119,8 +121,8 @@ def _dtypes(path: str) -> set[str]:
         raise StepAsideError("no safetensors file") from error
 
 
-def _cast(path: str, dtype: str) -> tuple[int, Mapping[str, Any]]:
-    """Return a file's length and its tensors of another dtype. Raises StepAsideError."""
+def _cast(path: str, dtype: str) -> tuple[WantedFile, Mapping[str, Any]]:
+    """Return what was asked for, and the tensors of another dtype. Raises StepAsideError."""
     import torch
 
     asked = wanted_file(path)
@@ -128,4 +130,4 @@ def _cast(path: str, dtype: str) -> tuple[int, Mapping[str, Any]]:
         from trims_client.frameworks.torch import state_dict
 
         with torch.inference_mode(False):  # where the library materializes parameters, that mode does not reach
-            return asked.nbytes, state_dict(weights, writable=True)
+            return asked, state_dict(weights, writable=True)
